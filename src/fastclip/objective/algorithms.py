@@ -1,0 +1,196 @@
+"""The paper's algorithms as rows of a table: a loss, an inner schedule, a temperature rule (Table 1).
+
+Defaults are the paper's for its medium setting (CC3M, 37 epochs, batch 1024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import inf, isfinite, log
+from typing import Literal
+
+from fastclip.objective.schedules import cosine
+
+Loss = Literal["MBCL", "GCL", "RGCL", "RGCL-g", "SigLIP"]
+Schedule = Literal["constant", "cosine"]
+Temperature = Literal["constant", "learnable", "individual"]
+Estimator = Literal["paper", "released"]
+
+GAMMA: dict[Schedule, float] = {"constant": 0.6, "cosine": 0.2}  # Table tuned_gamma, Medium: γ, and γ_min
+GAMMA_DECAY_EPOCHS = 18  # Table tuned_gamma, Medium: E, half of the epochs
+TAU_BETAS = (0.9, 0.999)  # Table default_hyperparams, Medium
+TAU_MAX = 1.0
+EPSILON = 1e-14  # all settings but xLarge, which takes 1e-6
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One row of the table."""
+
+    name: str
+    loss: Loss
+    """Which objective of the paper is minimised."""
+    inner_schedule: Schedule | None
+    """How γ, the learning rate of the estimators u, moves; None where there are no estimators."""
+    temperature: Temperature
+    """One τ that stays, one τ that learns, or one τ per sample and side that learns."""
+    tau: float
+    """The (initial) temperature."""
+    tau_lr: float | None = None
+    """Learning rate of τ."""
+    rho: float | None = None
+    """Radius ρ of the robust losses."""
+    peer: bool = False
+    """A loss of open_clip, served by open_clip's own class and not by GlobalContrastiveLoss."""
+
+    @property
+    def fcco(self) -> bool:
+        """Whether it keeps an estimator u per sample (finite-sum coupled compositional optimisation)."""
+        return self.inner_schedule is not None
+
+    @property
+    def tau_power(self) -> int:
+        """1 where the loss of a sample is multiplied by τ; 0 for v0 and the mini-batch losses."""
+        return int(self.fcco and not (self.loss == "GCL" and self.temperature == "learnable"))
+
+
+_ROWS = (
+    # The paper gives no value for OpenCLIP's τ: 0.07 is open_clip's own, and learns at the model's rate.
+    Algorithm("openclip", "MBCL", None, "learnable", tau=0.07, tau_lr=1e-3, peer=True),
+    Algorithm("sogclr", "GCL", "constant", "constant", tau=0.03),
+    Algorithm("isogclr", "RGCL", "constant", "individual", tau=0.03, tau_lr=1e-2, rho=9.0),
+    # The paper gives no rate for v0's τ: ours is the model's, as in the works that v0 follows.
+    Algorithm("fastclip-v0", "GCL", "cosine", "learnable", tau=0.03, tau_lr=1e-3),
+    Algorithm("fastclip-v1", "GCL", "cosine", "constant", tau=0.03),
+    Algorithm("fastclip-v2", "RGCL", "cosine", "individual", tau=0.03, tau_lr=1e-2, rho=7.0),
+    Algorithm("fastclip-v3", "RGCL-g", "cosine", "learnable", tau=0.07, tau_lr=2e-4, rho=6.5),
+    # Not in the paper's table. SigLIP starts at 1/τ = 10; `mbcl` is OpenCLIP's loss computed by our kernel.
+    Algorithm("siglip", "SigLIP", None, "learnable", tau=0.1, tau_lr=1e-3, peer=True),
+    Algorithm("mbcl", "MBCL", None, "learnable", tau=0.07, tau_lr=1e-3),
+)
+ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in _ROWS}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An algorithm's row after the user's options: every value that the loss needs, checked."""
+
+    algorithm: Algorithm
+    gamma_schedule: Schedule | None
+    gamma: float
+    """γ of a constant schedule, γ_min of a cosine one; 1 where there are no estimators."""
+    gamma_decay_epochs: int
+    tau: float
+    tau_lr: float
+    tau_betas: tuple[float, float]
+    tau_min: float
+    rho: float
+    epsilon: float | None
+    """ε; None for the mini-batch loss, where it is 1/(B−1)."""
+    estimator: Estimator
+
+    @property
+    def scale(self) -> float:
+        """What multiplies the loss: ½ for the mini-batch loss (as in open_clip) and in the released code."""
+        return 0.5 if self.algorithm.loss == "MBCL" or self.estimator == "released" else 1.0
+
+    def log_epsilon(self, global_batch: int) -> float:
+        """log ε, the mini-batch loss's 1/(B−1) included."""
+        if self.epsilon is None:
+            return -log(global_batch - 1)
+        return log(self.epsilon) if self.epsilon > 0 else -inf
+
+    def gamma_at(self, epoch: int) -> float:
+        """γ in this epoch (the paper's section on the inner LR schedule)."""
+        if self.gamma_schedule != "cosine":
+            return self.gamma
+        return cosine(epoch, self.gamma_decay_epochs, start=1.0, end=self.gamma)
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The row of this name; a misspelt name gets a suggestion."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    near = get_close_matches(str(name), ALGORITHMS, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"algorithm={name!r} is unknown.{hint} Choose one of: {', '.join(ALGORITHMS)}.")
+
+
+def resolve(
+    name: str,
+    *,
+    gamma: float | None = None,
+    gamma_schedule: Schedule | None = None,
+    gamma_decay_epochs: int | None = None,
+    tau: float | None = None,
+    tau_lr: float | None = None,
+    tau_betas: tuple[float, float] | None = None,
+    tau_min: float = 0.01,
+    rho: float | None = None,
+    epsilon: float = EPSILON,
+    estimator: Estimator = "paper",
+) -> Settings:
+    """Fill what was left out from the algorithm's row, and refuse options that would have no effect."""
+    row = find_algorithm(name)
+    schedule = gamma_schedule or row.inner_schedule
+    individual, learns = row.temperature == "individual", row.temperature != "constant"
+    for option, value, useful, why in (
+        ("gamma", gamma, row.fcco, "it keeps no estimators u"),
+        ("gamma_schedule", gamma_schedule, row.fcco, "it keeps no estimators u"),
+        ("gamma_decay_epochs", gamma_decay_epochs, schedule == "cosine", "its γ does not follow a cosine"),
+        ("tau_lr", tau_lr, learns, "its τ is constant"),
+        ("tau_betas", tau_betas, individual, "only individual temperatures update themselves"),
+        ("epsilon", None if epsilon == EPSILON else epsilon, row.fcco, "its ε is 1/(B−1)"),
+        ("rho", rho, row.rho is not None, "its loss has no ρ"),
+    ):
+        if value is not None and not useful:
+            raise ValueError(f"{option}={value!r} has no effect with {row.name}: {why}. Leave it out.")
+
+    if schedule not in (None, "constant", "cosine"):
+        raise ValueError(f"gamma_schedule={schedule!r} is unknown. Choose 'constant' or 'cosine'.")
+    settings = Settings(
+        algorithm=row,
+        gamma_schedule=schedule,
+        gamma=1.0 if schedule is None else GAMMA[schedule] if gamma is None else gamma,
+        gamma_decay_epochs=GAMMA_DECAY_EPOCHS if gamma_decay_epochs is None else gamma_decay_epochs,
+        tau=row.tau if tau is None else tau,
+        tau_lr=(row.tau_lr or 0.0) if tau_lr is None else tau_lr,
+        tau_betas=TAU_BETAS if tau_betas is None else tau_betas,
+        tau_min=tau_min,
+        rho=(row.rho or 0.0) if rho is None else rho,
+        epsilon=epsilon if row.fcco else None,
+        estimator=estimator,
+    )
+    _check(settings)
+    return settings
+
+
+def _check(s: Settings) -> None:
+    """An error names the field, its value, and a value that works."""
+    if not 0 < s.gamma <= 1:
+        raise ValueError(f"gamma={s.gamma} is outside (0, 1]. γ = 1 forgets the past; try {GAMMA['cosine']}.")
+    if s.gamma_decay_epochs < 1:
+        raise ValueError(
+            f"gamma_decay_epochs={s.gamma_decay_epochs} must be at least 1; try half of your epochs."
+        )
+    if not 0 < s.tau_min <= s.tau <= TAU_MAX:
+        raise ValueError(
+            f"tau={s.tau} and tau_min={s.tau_min} must satisfy 0 < tau_min ≤ tau ≤ {TAU_MAX}; "
+            f"try tau={s.algorithm.tau}, tau_min=0.01."
+        )
+    if not (s.tau_lr >= 0 and isfinite(s.tau_lr)):
+        raise ValueError(f"tau_lr={s.tau_lr} must be finite and not negative; try {s.algorithm.tau_lr}.")
+    if len(s.tau_betas) != 2 or not all(0 <= beta < 1 for beta in s.tau_betas):
+        raise ValueError(f"tau_betas={s.tau_betas} must be two numbers in [0, 1); try {TAU_BETAS}.")
+    if not (s.rho >= 0 and isfinite(s.rho)):
+        raise ValueError(f"rho={s.rho} must be finite and not negative; try {s.algorithm.rho}.")
+    if s.epsilon is not None and not (s.epsilon >= 0 and isfinite(s.epsilon)):
+        raise ValueError(f"epsilon={s.epsilon} must be finite and not negative; try {EPSILON}.")
+    if s.estimator not in ("paper", "released"):
+        raise ValueError(f"estimator={s.estimator!r} is unknown. Choose 'paper' or 'released'.")
+    if s.estimator == "released" and (not s.algorithm.fcco or s.algorithm.temperature == "individual"):
+        raise ValueError(
+            f"estimator='released' is not defined for {s.algorithm.name}; it exists for the algorithms with "
+            "one τ and estimators u (sogclr, fastclip-v0, fastclip-v1, fastclip-v3). Leave it out."
+        )

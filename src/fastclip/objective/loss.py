@@ -1,0 +1,383 @@
+"""GlobalContrastiveLoss: one step of any algorithm of the paper, from features to gradients and estimators.
+
+Shapes: b local batch, B = K·b global batch over K workers, d features; a last dimension of 2 holds the two
+sides (1: an image among texts, 2: a text among images). Everything is kept in log space: at τ = 0.01 the
+inner functions reach e^200, their logarithms 200.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fastclip.objective import kernel, temperature
+from fastclip.objective.algorithms import EPSILON, Estimator, Schedule, resolve
+from fastclip.objective.checks import InputChecks
+from fastclip.objective.exchange import Exchange, Pending
+from fastclip.objective.sample_state import Columns, Fetch, SampleState, keep_precise
+
+
+class LossOutput(NamedTuple):
+    """A step's result."""
+
+    value: Tensor
+    """The objective's mean over the global batch, the same on every worker; call `.backward()` on it."""
+    stats: dict[str, Tensor]
+    """Scalars on the device, for the logs; see `GlobalContrastiveLoss`."""
+
+
+class GlobalContrastiveLoss(nn.Module):
+    """A contrastive loss over the whole data set, estimated from small batches.
+
+        loss = GlobalContrastiveLoss("fastclip-v3", num_samples=len(dataset))
+        out = loss(image_features, text_features, index)  # unit length; each pair's number in the data set
+        out.value.backward()
+
+    With several workers build it after `init_process_group`, give each worker its own part of the batch, and
+    average the gradients of the model (DDP does). `loss.parameter_groups()` are for the optimizer; call
+    `loss.set_epoch(e)` at the start of each epoch. After `loss.eval()` the estimators stay as they are.
+
+    Args:
+        algorithm: a name from `fastclip.ALGORITHMS`, but for the peers `openclip` and `siglip`.
+        num_samples: how many pairs the data set has; ids lie in [0, num_samples).
+        gamma: γ of a constant schedule, the final γ_min of a cosine one; in (0, 1].
+        gamma_schedule: "constant" or "cosine" (per epoch, from 1 down to gamma).
+        gamma_decay_epochs: length E of the cosine; half of your epochs is a good value.
+        tau: the (initial) temperature.
+        tau_lr: learning rate of τ: of the group in `parameter_groups()`, or of individual temperatures.
+        tau_betas: Adam's betas for individual temperatures.
+        tau_min: τ never falls below this.
+        rho: radius ρ of the robust losses (isogclr, fastclip-v2, fastclip-v3).
+        epsilon: ε inside the logarithm; the paper takes 1e-6 for its largest data set.
+        estimator: "paper", or "released" for the temperature gradient and the scale of the authors' code.
+        wire_dtype: dtype in which features travel (float16 halves the bytes); None sends them as they are.
+        tile_bytes: memory for similarities; they are computed twice, tile by tile, when they need more.
+        process_group: the workers; None means all of them.
+        device: where the state lives; None is torch's default device. `loss.to(…)` moves it too.
+
+    `stats`: `loss` the value; `radius` mean(q − ℓ), which ρ steers (at most log(B−1) while γ = 1); `tau`;
+    `log_u_q05`, `log_u_q50`, `log_u_q95` of the batch; `unvisited` share of the data set not seen yet;
+    `max_weight` the batch's largest g/(ε + u), at most 1/γ.
+    """
+
+    def __init__(
+        self,
+        algorithm: str,
+        num_samples: int,
+        *,
+        gamma: float | None = None,
+        gamma_schedule: Schedule | None = None,
+        gamma_decay_epochs: int | None = None,
+        tau: float | None = None,
+        tau_lr: float | None = None,
+        tau_betas: tuple[float, float] | None = None,
+        tau_min: float = 0.01,
+        rho: float | None = None,
+        epsilon: float = EPSILON,
+        estimator: Estimator = "paper",
+        wire_dtype: torch.dtype | None = None,
+        tile_bytes: int = 256 << 20,
+        process_group: torch.distributed.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        self.settings = resolve(
+            algorithm,
+            gamma=gamma,
+            gamma_schedule=gamma_schedule,
+            gamma_decay_epochs=gamma_decay_epochs,
+            tau=tau,
+            tau_lr=tau_lr,
+            tau_betas=tau_betas,
+            tau_min=tau_min,
+            rho=rho,
+            epsilon=epsilon,
+            estimator=estimator,
+        )
+        self.algorithm = self.settings.algorithm
+        if self.algorithm.peer:
+            raise ValueError(
+                f"algorithm={algorithm!r} is a loss of open_clip itself: use its class, "
+                "or 'mbcl' for OpenCLIP's loss."
+            )
+        if num_samples < 2:
+            raise ValueError(f"num_samples={num_samples}: a contrastive loss needs at least 2 pairs.")
+        if tile_bytes < 1:
+            raise ValueError(f"tile_bytes={tile_bytes} must be positive; try {256 << 20}.")
+        if wire_dtype is not None and not wire_dtype.is_floating_point:
+            raise ValueError(f"wire_dtype={wire_dtype} must be a float type; try torch.float16.")
+        self.num_samples, self.wire_dtype, self.tile_bytes = num_samples, wire_dtype, tile_bytes
+        self.exchange = Exchange(process_group)
+        device = torch.get_default_device() if device is None else torch.device(device)
+        individual = self.algorithm.temperature == "individual"
+        self.sample_state: SampleState | None = None
+        if self.algorithm.fcco:
+            own_tau = self.settings.tau if individual else None
+            self.sample_state = SampleState(
+                num_samples, self.exchange, own_tau, device, torch.get_default_dtype()
+            )
+        self.log_scale: nn.Parameter | None = None  # log(1/τ) of a global temperature
+        if not individual:
+            log_scale = torch.tensor(-log(self.settings.tau), device=device, dtype=torch.get_default_dtype())
+            self.log_scale = nn.Parameter(log_scale, requires_grad=self.algorithm.temperature == "learnable")
+        self.set_epoch(0)
+        self._fetch: Fetch | None = None
+        self._early_images: tuple[Tensor, Pending] | None = None
+        self._checks = InputChecks(
+            self.algorithm.name, num_samples if self.algorithm.fcco else None, self.exchange
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state and τ live; features must be there too."""
+        return (self.sample_state or self.log_scale).device  # type: ignore[union-attr]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move γ along its schedule."""
+        if epoch < 0:
+            raise ValueError(f"epoch={epoch} must not be negative.")
+        self.epoch, self.gamma = epoch, self.settings.gamma_at(epoch)
+
+    def parameter_groups(self) -> list[dict]:
+        """What an optimizer trains besides the model: the learnable τ, with its rate and no weight decay."""
+        if self.log_scale is None or not self.log_scale.requires_grad:
+            return []
+        return [{"params": [self.log_scale], "lr": self.settings.tau_lr, "weight_decay": 0.0}]
+
+    def prefetch(self, index: Tensor) -> None:
+        """Start to fetch the batch's state before the encoders run; forward then takes the same `index`."""
+        if self.sample_state is None:
+            return
+        if self._fetch is not None:
+            raise RuntimeError(
+                "prefetch was called twice; the step in between, with its forward, is missing."
+            )
+        self._checks.index(index)
+        self._checks.batch(index.shape[0], self.device)
+        self._fetch = self.sample_state.fetch(index)
+
+    def gather_early(self, image_features: Tensor) -> None:
+        """Start to gather image features before the text encoder runs; forward then takes the same tensor."""
+        self._checks.batch(image_features.shape[0], self.device)
+        self._early_images = (image_features, self._send(image_features))
+
+    def undo_step(self, skipped: Tensor | bool) -> None:
+        """Put the estimators back if the optimizer `skipped` this step, as it may with a GradScaler."""
+        if self.sample_state is not None:
+            self.sample_state.undo(skipped)
+
+    def forward(
+        self, image_features: Tensor, text_features: Tensor, index: Tensor | None = None
+    ) -> LossOutput:
+        """The loss of a batch. `index` may be left out for `mbcl`, which remembers nothing."""
+        self._checks.inputs(image_features, text_features, index, self.device)
+        grad = torch.is_grad_enabled()
+        needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)
+        with torch.no_grad(), kernel.full_precision(image_features.device):
+            step = self._step(image_features, text_features, index, needs)
+        value = _WithGradients.apply(image_features, text_features, self.log_scale, *step.value_and_gradients)
+        return LossOutput(value, step.stats)
+
+    def _step(self, image: Tensor, text: Tensor, index: Tensor | None, needs: tuple[bool, bool]) -> _Step:
+        """Algorithm 1, from the gather of features to the new estimators; gradients come with it."""
+        settings, power = self.settings, self.algorithm.tau_power
+        features = self._gather_features(image, text)
+        (b, _), B = features.image_bd.shape, features.image_Bd.shape[0]
+        local = slice(features.offset, features.offset + b)
+        fetch = self._take_fetch(index)
+        log_u_B2, tau_B2 = (None, None) if fetch is None else fetch.wait()
+        tau_B2 = (
+            self._global_tau_B2(B, features.image_bd.dtype)
+            if tau_B2 is None
+            else tau_B2.to(features.image_bd)
+        )
+        tau_b2 = tau_B2[local]
+
+        # Pass A: inner functions, then the estimators u, eq. (u:ema)
+        sims = kernel.similarities(features, self.tile_bytes)
+        inner = kernel.inner_estimates(features, sims, tau_b2)
+        log_u_b2 = (
+            inner.log_g if log_u_B2 is None else self._moved_log_u(log_u_B2[local].to(tau_b2), inner.log_g)
+        )
+        log_outer_b2 = _log_outer(log_u_b2, settings.log_epsilon(B))
+        weight_b2 = (inner.log_g - log_outer_b2).exp()  # g/(ε + u)
+        q_b2 = inner.mean_a * weight_b2
+        s_ii = kernel.positive_similarity(features)[:, None]
+        lambda_b2 = s_ii / tau_b2 + log(B - 1) + log_outer_b2 + (1 - power) * tau_b2.log()
+
+        # On the network: λ and log u of each sample (and the gradient of its τ), Σq and the largest weight
+        scalars = [lambda_b2, log_u_b2]
+        if self.log_scale is None:
+            scalars.append(temperature.individual_gradient(settings, log_outer_b2, q_b2))
+        shared_Bc, totals_K2 = self._share(
+            torch.cat(scalars, dim=1), torch.stack([q_b2.sum(), weight_b2.max()])
+        )
+        lambda_B2, log_u_B2 = shared_Bc[:, 0:2], shared_Bc[:, 2:4]
+        if self.training and fetch is not None:
+            self._write_back(fetch, log_u_B2, shared_Bc[:, 4:], finite=shared_Bc.isfinite().all())
+
+        # The outer mean, and the gradient of a global τ: from the same numbers on every worker
+        log_outer_B2 = _log_outer(log_u_B2, settings.log_epsilon(B))
+        mean = temperature.BatchMeans(
+            log_outer_B2.sum(1).mean(), log_u_B2.sum(1).mean(), totals_K2[:, 0].sum() / B
+        )
+        value = settings.scale * (tau_B2**power * (log_outer_B2 + settings.rho)).sum(1).mean()
+        log_scale_grad = None
+        if self.log_scale is not None and self.log_scale.requires_grad:
+            tau = tau_B2[0, 0]
+            log_scale_grad = -tau * temperature.global_gradient(settings, tau, mean)  # d/d log(1/τ)
+
+        # Pass B: gradients of the local features, ready to be averaged over workers: 1/b = K/B
+        positive_b = (weight_b2 * tau_b2 ** (power - 1)).sum(1)
+        gradients = kernel.feature_gradients(
+            features, sims, tau_B2, lambda_B2, positive_b, settings.scale / b, needs
+        )
+        stats = self._stats(value, mean, tau_B2, log_u_B2, totals_K2[:, 1].max())
+        return _Step((value, *gradients, log_scale_grad), stats)
+
+    def _gather_features(self, image: Tensor, text: Tensor) -> kernel.Features:
+        """Local and global features in float32, or float64; the local ones as rounded as the others."""
+        early, self._early_images = self._early_images, None
+        if early is not None and early[0] is not image:
+            raise RuntimeError("forward got other image features than gather_early: pass the same tensor.")
+        pending = (early[1] if early else self._send(image)), self._send(text)
+        dtype = torch.float64 if image.dtype == torch.float64 else torch.float32
+        image_Bd, text_Bd = (p.wait().to(dtype) for p in pending)
+        b, offset = image.shape[0], self.exchange.rank * image.shape[0]
+        return kernel.Features(
+            image_Bd[offset : offset + b], text_Bd[offset : offset + b], image_Bd, text_Bd, offset
+        )
+
+    def _send(self, features: Tensor) -> Pending:
+        return self.exchange.gather(features.detach().to(self.wire_dtype or features.dtype))
+
+    def _take_fetch(self, index: Tensor | None) -> Fetch | None:
+        if self.sample_state is None:
+            return None
+        fetch, self._fetch = self._fetch, None
+        if fetch is None:
+            assert index is not None  # InputChecks saw to it
+            return self.sample_state.fetch(index)
+        if fetch.index_b is not index:
+            raise RuntimeError("forward got another index than prefetch: pass the same tensor.")
+        return fetch
+
+    def _global_tau_B2(self, B: int, dtype: torch.dtype) -> Tensor:
+        assert self.log_scale is not None
+        temperature.clamp_log_scale_(self.log_scale, self.settings.tau_min)
+        return (-self.log_scale.to(dtype)).exp().expand(B, 2)
+
+    def _moved_log_u(self, log_u: Tensor, log_g: Tensor) -> Tensor:
+        """eq. (u:ema) in log space; a sample's first visit takes the batch's estimate."""
+        remembered = log1m(self.gamma) + log_u
+        moved = torch.logaddexp(remembered, log(self.gamma) + log_g)
+        return torch.where(log_u == -torch.inf, log_g, moved)
+
+    def _share(self, rows_bc: Tensor, totals_2: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the global batch and each worker's totals, in one collective."""
+        (b, c), K = rows_bc.shape, self.exchange.world_size
+        packed = self.exchange.gather(torch.cat([rows_bc.flatten(), totals_2])[None]).wait()
+        return packed[:, : b * c].reshape(K * b, c), packed[:, b * c :]
+
+    def _write_back(self, fetch: Fetch, log_u_B2: Tensor, tau_gradient_B2: Tensor, finite: Tensor) -> None:
+        def new(old: Columns) -> Columns:
+            if self.log_scale is not None:
+                return {"log_u": log_u_B2}
+            return {"log_u": log_u_B2, **temperature.individual_step(self.settings, old, tau_gradient_B2)}
+
+        assert self.sample_state is not None
+        self.sample_state.write(fetch, new, finite)
+
+    def _stats(
+        self,
+        value: Tensor,
+        mean: temperature.BatchMeans,
+        tau_B2: Tensor,
+        log_u_B2: Tensor,
+        max_weight: Tensor,
+    ) -> dict[str, Tensor]:
+        sorted_log_u = log_u_B2.flatten().sort().values
+        stats = {
+            "loss": value,
+            "radius": (mean.q - mean.log_outer) / 2,
+            "tau": tau_B2.mean(),
+            **{
+                f"log_u_q{q:02d}": sorted_log_u[round(q / 100 * (len(sorted_log_u) - 1))] for q in (5, 50, 95)
+            },
+            "max_weight": max_weight,
+        }
+        if self.sample_state is not None:
+            stats["unvisited"] = 1 - self.sample_state.visited / self.num_samples
+        return stats
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.sample_state is not None:
+            destination.update({prefix + name: rows for name, rows in self.sample_state.state_dict().items()})
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
+        if self.sample_state is not None:
+            keys = {name: prefix + name for name in self.sample_state.columns}
+            missing = [key for key in keys.values() if key not in state_dict]
+            if missing:
+                raise KeyError(
+                    f"The saved state has no {', '.join(missing)}: it is not one of {self.algorithm.name}."
+                )
+            self.sample_state.load_state_dict({name: state_dict.pop(key) for name, key in keys.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, fn, recurse: bool = True) -> GlobalContrastiveLoss:
+        """`.to(…)` and its like move the state too, and leave it and log_scale in float32 or float64."""
+        if self.sample_state is not None:
+            self.sample_state.move(fn)
+        return super()._apply(lambda tensor: keep_precise(fn, tensor), recurse)
+
+    def extra_repr(self) -> str:
+        s = self.settings
+        shown: dict[str, object] = {
+            "tau": s.tau,
+            "rho": s.rho if self.algorithm.rho is not None else None,
+            "epsilon": s.epsilon,
+        }
+        if self.algorithm.fcco:
+            shown |= {"gamma": s.gamma, "gamma_schedule": s.gamma_schedule}
+        options = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
+        return f"{self.algorithm.name!r}, num_samples={self.num_samples}, {options}"
+
+
+class _Step(NamedTuple):
+    value_and_gradients: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+    stats: dict[str, Tensor]
+
+
+class _WithGradients(torch.autograd.Function):
+    """A value whose gradients are known already; backward only scales them, which suits a GradScaler."""
+
+    @staticmethod
+    def forward(ctx, image, text, log_scale, value, image_grad, text_grad, log_scale_grad):
+        ctx.save_for_backward(image_grad, text_grad, log_scale_grad)
+        ctx.dtypes = [None if x is None else x.dtype for x in (image, text, log_scale)]
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, scale):
+        scaled = [
+            None if gradient is None else (scale.to(gradient.dtype) * gradient).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *scaled, None, None, None, None
+
+
+def _log_outer(log_u: Tensor, log_epsilon: float) -> Tensor:
+    """log(ε + u), the outer function f."""
+    return torch.logaddexp(log_u, log_u.new_full((), log_epsilon))
+
+
+def log1m(gamma: float) -> float:
+    """log(1 − γ), −inf at γ = 1."""
+    return log(1 - gamma) if gamma < 1 else float("-inf")

@@ -1,0 +1,163 @@
+"""What is remembered of each sample between its visits: log u, and individual temperatures and moments.
+
+The state is one array of n rows, cut into equal blocks of consecutive ids, one block a worker. A step reads
+and writes only the rows of its batch: nothing but creating and loading the state takes time in n.
+
+Letters: B global batch, n samples. Columns: log_u n×2 (image side, text side), and with individual
+temperatures tau n×2, its Adam moments tau_m and tau_v n×2, and tau_visits n×1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastclip.objective.exchange import Exchange, Pending
+
+Columns = dict[str, Tensor]
+
+
+@dataclass
+class Fetch:
+    """The state of a batch, on its way to every worker."""
+
+    index_b: Tensor
+    """The tensor that was given: forward must be called with the same one."""
+    id_B: Tensor
+    row_B: Tensor
+    """Where this worker holds a sample; its spare row if another worker holds it."""
+    known_B: Tensor
+    """Whether the id exists at all."""
+    pending: Pending
+    log_u_only: bool
+
+    def wait(self) -> tuple[Tensor, Tensor | None]:
+        """log u (B×2), and τ (B×2) or None. An id that does not exist gets NaN: it cannot pass unseen."""
+        values_Bc = self.pending.wait().masked_fill(~self.known_B[:, None], torch.nan)
+        return values_Bc[:, :2], None if self.log_u_only else values_Bc[:, 2:]
+
+
+class SampleState:
+    """n rows over K workers; this one holds `held` of them, and a spare row for writes not its own."""
+
+    def __init__(
+        self,
+        num_samples: int,
+        exchange: Exchange,
+        tau: float | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.num_samples, self.exchange = num_samples, exchange
+        self.block = -(-num_samples // exchange.world_size)
+        self.start = exchange.rank * self.block
+        self.held = max(0, min(self.block, num_samples - self.start))
+        log_u = torch.full((self.held + 1, 2), -torch.inf, device=device, dtype=dtype)
+        self.columns: Columns = {"log_u": log_u}
+        if tau is not None:
+            self.columns["tau"] = torch.full_like(log_u, tau)
+            self.columns["tau_m"], self.columns["tau_v"] = torch.zeros_like(log_u), torch.zeros_like(log_u)
+            self.columns["tau_visits"] = torch.zeros_like(log_u[:, :1])
+        self.visited = torch.zeros((), dtype=torch.int64, device=device)
+        self._undo: tuple[Tensor, Columns, Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.visited.device
+
+    def fetch(self, index_b: Tensor) -> Fetch:
+        """Start to bring the global batch's rows to every worker: owners fill in theirs, a sum joins them."""
+        id_B = self.exchange.gather(index_b.to(self.device, torch.int64, non_blocking=True)).wait()
+        row_B = id_B - self.start
+        mine_B = (row_B >= 0) & (row_B < self.held)
+        row_B = torch.where(mine_B, row_B, self.held)
+        fetched = [self.columns[name][row_B] for name in ("log_u", "tau") if name in self.columns]
+        values_Bc = torch.cat(fetched, dim=1).masked_fill_(~mine_B[:, None], 0.0)
+        known_B = (id_B >= 0) & (id_B < self.num_samples)
+        return Fetch(index_b, id_B, row_B, known_B, self.exchange.sum(values_Bc), len(fetched) == 1)
+
+    def write(self, fetch: Fetch, new: Callable[[Columns], Columns], finite: Tensor) -> None:
+        """Put back the batch's rows: `new` turns the old columns of the batch into those that change.
+
+        Of equal ids the first in the global batch writes. Where `finite` is false, nothing is written.
+        """
+        writes_B = first_of_equals(fetch.id_B) & finite
+        target_B = torch.where(writes_B, fetch.row_B, self.held)
+        old = {name: column[target_B] for name, column in self.columns.items()}
+        self._undo = (target_B, old, self.visited.clone())
+        for name, values in new(old).items():
+            self.columns[name][target_B] = values.to(self.columns[name].dtype)
+        unvisited_B = fetch.pending.tensor[:, 0] == -torch.inf
+        self.visited += (writes_B & unvisited_B).sum()
+
+    def undo(self, skipped: Tensor | bool) -> None:
+        """Where `skipped` is true, take the last write back."""
+        if self._undo is None:
+            raise RuntimeError("There is no step to undo: call this once, after the step's forward.")
+        target_B, old, visited = self._undo
+        self._undo = None
+        if isinstance(skipped, bool):
+            skipped = torch.full_like(self.visited, skipped, dtype=torch.bool)
+        target_B = torch.where(skipped, target_B, self.held)
+        for name, values in old.items():
+            self.columns[name][target_B] = values
+        self.visited = torch.where(skipped, visited, self.visited)
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Follow a module's `.to(…)` to another device, and to float64 or float32; never to less."""
+        self.columns = {name: keep_precise(fn, column) for name, column in self.columns.items()}
+        self.visited = self.visited.to(self.columns["log_u"].device)
+        self._undo = None
+
+    def state_dict(self) -> Columns:
+        """The rows, without the spare one: plain tensors of one worker, DTensors of several.
+
+        torch.distributed.checkpoint saves these at one number of workers and loads them at any other.
+        """
+        return {name: self._as_sharded(column[: self.held]) for name, column in self.columns.items()}
+
+    def load_state_dict(self, saved: Columns) -> None:
+        """Take this worker's rows: out of DTensors of this world size, or out of whole tensors."""
+        for name, column in self.columns.items():
+            if saved[name].shape[0] != self.num_samples:
+                raise ValueError(
+                    f"The saved state's {name} has {saved[name].shape[0]:,} samples, "
+                    f"this loss {self.num_samples:,}: load it into a loss of the same num_samples."
+                )
+            column[: self.held].copy_(self._own_rows(saved[name]))
+        self._undo = None
+        count = (self.columns["log_u"][: self.held, 0] > -torch.inf).sum()
+        self.visited = self.exchange.sum(count).wait()
+
+    def _as_sharded(self, rows: Tensor) -> Tensor:
+        if self.exchange.world_size == 1:
+            return rows
+        from torch.distributed.tensor import DeviceMesh, DTensor, Shard
+
+        group = self.exchange.group or torch.distributed.group.WORLD
+        assert group is not None
+        mesh = DeviceMesh.from_group(group, rows.device.type)
+        shape = torch.Size((self.num_samples, rows.shape[1]))
+        return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1))
+
+    def _own_rows(self, saved: Tensor) -> Tensor:
+        if hasattr(saved, "to_local"):
+            return saved.to_local()
+        return saved[self.start : self.start + self.held]
+
+
+def first_of_equals(id_B: Tensor) -> Tensor:
+    """Which positions hold an id for the first time."""
+    sorted_B, order_B = torch.sort(id_B, stable=True)
+    first_B = torch.ones_like(sorted_B, dtype=torch.bool)
+    first_B[1:] = sorted_B[1:] != sorted_B[:-1]
+    return torch.empty_like(first_B).scatter_(0, order_B, first_B)
+
+
+def keep_precise(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Apply a module's conversion, but never fall below float32."""
+    moved = fn(tensor)
+    return moved if moved.dtype in (torch.float32, torch.float64) else tensor.to(moved.device)

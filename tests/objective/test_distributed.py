@@ -1,0 +1,175 @@
+"""The loss over real gloo processes: the same global batches give the same run at every number of workers."""
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from fastclip import ALGORITHMS, GlobalContrastiveLoss
+from tests.objective.features import pair, relative_error
+from tests.workers import run_workers
+
+OURS = [name for name, row in ALGORITHMS.items() if not row.peer]
+VARIANTS = [(name, {}) for name in OURS] + [
+    ("fastclip-v3", {"estimator": "released"}),
+    ("fastclip-v3", {"wire_dtype": torch.float16}),
+    ("fastclip-v2", {"tile_bytes": 100}),
+]
+N, B, D, STEPS = 37, 16, 6, 10  # n does not divide by the workers, and ids repeat within a batch
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def ten_steps(rank, world_size, dtype):
+    """Every variant's gradients, τ gradients, values and final state, as this worker sees them."""
+    torch.set_default_dtype(dtype)
+    b = B // world_size
+    local = slice(rank * b, (rank + 1) * b)
+    results = []
+    for name, options in VARIANTS:
+        loss = GlobalContrastiveLoss(name, N, **options)
+        loss.set_epoch(5)
+        ids = torch.Generator().manual_seed(0)
+        for step in range(STEPS):
+            index = torch.randint(0, N, (B,), generator=ids)[local]
+            image, text = (x.detach()[local].requires_grad_() for x in pair(B, D, seed=step, dtype=dtype))
+            loss.zero_grad()
+            if step % 2:  # every other step overlaps; the result is the same
+                loss.prefetch(index)
+                loss.gather_early(image)
+            out = loss(image, text, index)
+            out.value.backward()
+            tau_grad = None if loss.log_scale is None else loss.log_scale.grad
+            with torch.no_grad():
+                if tau_grad is not None:
+                    loss.log_scale -= 0.01 * tau_grad
+            results.append(
+                {
+                    # averaging over workers multiplies the local gradients by 1/K
+                    "image": image.grad / world_size,
+                    "text": text.grad / world_size,
+                    "tau_grad": tau_grad,
+                    "value": out.value.detach(),
+                    "stats": torch.stack([v.to(dtype) for v in out.stats.values()]),
+                }
+            )
+        if loss.sample_state is not None:
+            rows = {k: column[: loss.sample_state.held] for k, column in loss.sample_state.columns.items()}
+            results.append(rows)
+    return results
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.timeout(240)
+def test_any_number_of_workers_gives_the_same_run(dtype):
+    tolerance = TOLERANCE[dtype]
+    runs = {K: run_workers(ten_steps, K, dtype, timeout=110) for K in (1, 2, 4)}
+    (alone,) = runs[1]
+    assert len(alone) > len(VARIANTS) * STEPS
+    for K in (2, 4):
+        for position, expected in enumerate(alone):
+            workers = [run[position] for run in runs[K]]
+            for key, wanted in expected.items():
+                if wanted is None:
+                    continue
+                if key in ("tau_grad", "value", "stats"):  # the same on every worker
+                    parts = [worker[key] for worker in workers]
+                    scale = wanted.abs().max().clamp(min=1)
+                    assert all(float((part - wanted).abs().max() / scale) < tolerance for part in parts), key
+                    assert all(torch.equal(part, parts[0]) for part in parts), key
+                    continue
+                joined = torch.cat([worker[key] for worker in workers])
+                assert joined.shape == wanted.shape
+                if key == "log_u":
+                    assert torch.equal(joined.isinf(), wanted.isinf())
+                    joined, wanted = joined.nan_to_num(neginf=0), wanted.nan_to_num(neginf=0)
+                assert relative_error(joined, wanted) < tolerance, (K, position, key)
+
+
+def state_of(name, seen):
+    """A loss whose samples `seen` have been visited."""
+    loss = GlobalContrastiveLoss(name, N)
+    K, rank = loss.exchange.world_size, loss.exchange.rank
+    b = len(seen) // K
+    local = slice(rank * b, (rank + 1) * b)
+    image, text = (x.detach()[local] for x in pair(len(seen), D, seed=0, dtype=torch.float32))
+    loss(image, text, torch.tensor(seen)[local])
+    return loss
+
+
+SEEN = [0, 36, 9, 10, 19, 20, 30, 5]
+
+
+def save_state(rank, world_size, name, folder):
+    loss = state_of(name, SEEN)
+    dcp.save(loss.state_dict(), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+    return [(column.shape[0], key) for key, column in loss.sample_state.columns.items()]
+
+
+def load_state(rank, world_size, name, folder):
+    loss = GlobalContrastiveLoss(name, N)
+    saved = loss.state_dict()
+    dcp.load(saved, storage_reader=HuggingFaceStorageReader(folder))
+    loss.load_state_dict(saved)
+    state = loss.sample_state
+    return {key: column[: state.held] for key, column in state.columns.items()}, int(state.visited)
+
+
+@pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3"])
+@pytest.mark.timeout(180)
+def test_a_state_saved_by_four_workers_loads_on_one_and_two_row_for_row(name, tmp_path):
+    shapes = run_workers(save_state, 4, name, str(tmp_path))
+    assert all(rows <= 10 + 1 for worker in shapes for rows, _ in worker)  # n/K rows each, and the spare one
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
+    expected = state_of(name, SEEN).sample_state
+    for K in (1, 2):
+        loaded = run_workers(load_state, K, name, str(tmp_path))
+        for key, column in expected.columns.items():
+            joined = torch.cat([rows[key] for rows, _ in loaded])
+            assert torch.allclose(joined, column[:N], rtol=1e-5), key
+            assert torch.equal(joined.isinf(), column[:N].isinf())
+        assert [visited for _, visited in loaded] == [len(SEEN)] * K
+
+
+def two_spare_workers(rank, world_size):
+    """More workers than blocks of samples: the last ones hold nothing."""
+    loss = GlobalContrastiveLoss("fastclip-v3", 5)
+    image, text = (x.detach()[rank : rank + 1] for x in pair(4, D, seed=0, dtype=torch.float32))
+    for _ in range(2):
+        out = loss(image, text, torch.tensor([rank + 1]))
+    return loss.sample_state.held, float(out.value), float(out.stats["unvisited"])
+
+
+@pytest.mark.timeout(120)
+def test_workers_without_a_block_of_their_own_take_part():
+    results = run_workers(two_spare_workers, 4)
+    assert [held for held, _, _ in results] == [2, 2, 1, 0]
+    assert len({value for _, value, _ in results}) == 1
+    assert results[0][2] == pytest.approx(0.2)
+
+
+def mistakes(rank, world_size):
+    loss = GlobalContrastiveLoss("fastclip-v3", 10)
+    image, text = pair(3 + rank, D, seed=0, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"unequal batches, in the order of ranks: \[3, 4\]"):
+        loss(image, text, torch.arange(3 + rank))
+
+    image, text = pair(4, D, seed=0, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"unit length; on worker\(s\) \[1\]"):
+        GlobalContrastiveLoss("fastclip-v3", 10)(image * (1 + rank), text, torch.arange(4))
+
+    loss = GlobalContrastiveLoss("fastclip-v3", 10)
+    loss(image, text, torch.arange(4))
+    with pytest.raises(ValueError, match=r"changed from 4 to 3 pairs on worker .*drop_last=True"):
+        loss(image[:3], text[:3], torch.arange(3))
+
+    loss = GlobalContrastiveLoss("fastclip-v2", 10)
+    broken = image.detach().clone()
+    broken[0, 0] = torch.nan if rank else broken[0, 0]
+    out = loss(broken, text, torch.arange(4) + 4 * rank)
+    assert torch.isnan(out.value)
+    assert torch.isinf(loss.sample_state.columns["log_u"][: loss.sample_state.held]).all()
+    return True
+
+
+def test_a_mistake_on_one_worker_is_seen_by_all():
+    assert run_workers(mistakes, 2) == [True, True]

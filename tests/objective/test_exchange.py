@@ -1,0 +1,65 @@
+"""What is sent in a step, and how much of it."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from benchmarks.bytes_on_the_wire import count_bytes
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fastclip import ALGORITHMS, GlobalContrastiveLoss
+from fastclip.objective.exchange import Exchange
+
+
+@pytest.fixture
+def fake_group():
+    """A process group of four whose collectives do nothing."""
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_one_worker_sends_nothing():
+    x = torch.ones(3, 2)
+    exchange = Exchange()
+    assert exchange.gather(x).wait() is x
+    assert exchange.sum(x).wait() is x
+
+
+def test_a_loss_built_before_the_process_group_is_refused(request):
+    loss = GlobalContrastiveLoss("fastclip-v3", 10)
+    request.getfixturevalue("fake_group")
+    features = torch.nn.functional.normalize(torch.randn(4, 3), dim=-1)
+    with pytest.raises(RuntimeError, match="before you build GlobalContrastiveLoss"):
+        loss(features, features, torch.arange(4))
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if not row.peer])
+def test_a_step_of_several_gpus_never_waits_for_the_host(name, fake_group):
+    with FakeTensorMode():
+        loss = GlobalContrastiveLoss(name, 64, device="cuda")
+        loss._checks.first_step_done, loss._checks.local_batch = True, 16
+        image, text = (torch.randn(16, 8, device="cuda", requires_grad=True) for _ in range(2))
+        index = torch.zeros(16, dtype=torch.int64, device="cuda")
+        loss.prefetch(index)
+        loss.gather_early(image)
+        out = loss(image, text, index)
+        assert out.value.requires_grad
+
+
+@pytest.mark.parametrize(("name", "scalars", "state"), [("fastclip-v3", 4, 2), ("fastclip-v2", 6, 4)])
+def test_only_features_and_a_few_scalars_travel(name, scalars, state, fake_group):
+    b, d, K = 16, 32, 4
+    loss = GlobalContrastiveLoss(name, 64)
+    image, text = (
+        torch.nn.functional.normalize(torch.randn(b, d), dim=-1).requires_grad_() for _ in range(2)
+    )
+    index = torch.arange(b)
+    loss(image, text, index)  # the first step also agrees on the batch
+
+    def step():
+        loss(image, text, index).value.backward()
+
+    features, ids = 2 * b * d * 4, b * 8
+    expected = (K - 1) * (features + ids + (scalars * b + 2) * 4) + 2 * (K - 1) / K * (K * b * state * 4)
+    assert count_bytes(step) == expected

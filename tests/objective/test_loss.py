@@ -1,0 +1,447 @@
+"""The loss against the paper's equations, and what it promises to a training loop."""
+
+from math import log
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from open_clip.loss import ClipLoss
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fastclip import ALGORITHMS, GlobalContrastiveLoss
+from tests.objective.features import pair, relative_error, unit
+from tests.objective.reference import PaperRun
+
+OURS = [name for name, row in ALGORITHMS.items() if not row.peer]
+RELEASED = ["sogclr", "fastclip-v0", "fastclip-v1", "fastclip-v3"]
+CASES = [(name, "paper") for name in OURS] + [(name, "released") for name in RELEASED]
+
+
+def build(name, n=20, *, gamma=0.3, **options):
+    """A loss in float64 with a constant γ."""
+    if ALGORITHMS[name].fcco:
+        options |= {"gamma": gamma, "gamma_schedule": "constant"}
+    torch.set_default_dtype(torch.float64)
+    try:
+        return GlobalContrastiveLoss(name, n, **options)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def logs_of_u(loss):
+    return loss.sample_state.state_dict()["log_u"]
+
+
+@pytest.mark.parametrize(("name", "estimator"), CASES)
+@given(data=st.data())
+def test_steps_equal_the_papers_equations(name, estimator, data):
+    n = 30
+    gamma = data.draw(st.sampled_from([1.0, 0.3, 0.85]), "gamma")
+    tau = data.draw(st.sampled_from([0.05, 0.07, 0.2]), "tau")
+    epsilon = data.draw(st.sampled_from([1e-14, 1e-3]), "epsilon") if ALGORITHMS[name].fcco else 1e-14
+    tile_bytes = data.draw(st.sampled_from([1, 8 * 6, 8 * 35, 1 << 20]), "tile_bytes")
+    individual = ALGORITHMS[name].temperature == "individual"
+    options = {"tau_lr": 3e-3, "tau_betas": (0.8, 0.9)} if individual else {}
+    rho = {} if ALGORITHMS[name].rho is None else {"rho": 1.7}
+    loss = build(
+        name,
+        n,
+        gamma=gamma,
+        tau=tau,
+        epsilon=epsilon,
+        estimator=estimator,
+        tile_bytes=tile_bytes,
+        **options,
+        **rho,
+    )
+    paper = PaperRun(
+        name,
+        n,
+        tau=tau,
+        epsilon=epsilon,
+        released=estimator == "released",
+        betas=(0.8, 0.9),
+        tau_lr=3e-3,
+        **rho,
+    )
+    for step in range(3):
+        B = data.draw(st.integers(2, 17), "B")
+        d = data.draw(st.integers(2, 9), "d")
+        ids = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), min_size=B, max_size=B), "ids"))
+        image, text = pair(B, d, seed=data.draw(st.integers(0, 1000), "seed"))
+        loss.zero_grad()
+        out = loss(image, text, ids)
+        out.value.backward()
+        value, image_grad, text_grad, tau_grad = paper.step(image.detach(), text.detach(), ids, gamma)
+        # the reference's log(1 + u) is off by 1e-16 where it is almost 0
+        assert float(out.value.detach()) == pytest.approx(float(value), rel=1e-10, abs=1e-14), step
+        assert relative_error(image.grad, image_grad) < 1e-10, step
+        assert relative_error(text.grad, text_grad) < 1e-10, step
+        if tau_grad is not None:
+            # log_scale = log(1/τ), so its gradient is −τ·G_τ
+            assert float(loss.log_scale.grad) == pytest.approx(float(-tau * tau_grad), rel=1e-10, abs=1e-12)
+        if loss.sample_state is not None:
+            expected = torch.stack([paper.u1, paper.u2], dim=1).log().nan_to_num(nan=-torch.inf)
+            assert torch.allclose(logs_of_u(loss), expected, rtol=1e-10, atol=1e-12)
+        if individual:
+            expected = torch.stack([paper.tau1, paper.tau2], dim=1)
+            assert torch.allclose(loss.sample_state.state_dict()["tau"], expected, rtol=1e-10)
+
+
+def test_gradients_are_those_of_the_value_where_nothing_is_remembered():
+    """With γ = 1 the value is an ordinary function of the features: finite differences must agree."""
+    for name in ("fastclip-v1", "fastclip-v0", "fastclip-v3", "mbcl"):
+        loss = build(name, 8, gamma=1.0, tau=0.2)
+        image, text = pair(5, 4, seed=3)
+        ids = torch.arange(5)
+        assert torch.autograd.gradcheck(lambda i, t, f=loss, ids=ids: f(i, t, ids).value, (image, text))
+        loss(image, text, ids).value.backward()
+        h = 1e-6
+        with torch.no_grad():
+            loss.log_scale += h
+            above = loss(image, text, ids).value
+            loss.log_scale -= 2 * h
+            below = loss(image, text, ids).value
+        if loss.log_scale.requires_grad:
+            assert float(loss.log_scale.grad) == pytest.approx(float((above - below) / (2 * h)), rel=1e-6)
+
+
+def test_mbcl_is_open_clips_loss():
+    image, text = pair(13, 6, seed=1)
+    scale = torch.tensor(1 / 0.07, dtype=torch.float64, requires_grad=True)
+    theirs = ClipLoss()(image, text, scale)
+    expected = torch.autograd.grad(theirs, (image, text, scale))
+    loss = build("mbcl", 13, tau=0.07)
+    out = loss(image, text)
+    out.value.backward()
+    assert float(out.value.detach()) + log(12) == pytest.approx(float(theirs.detach()), rel=1e-12)
+    assert relative_error(image.grad, expected[0]) < 1e-12
+    assert relative_error(text.grad, expected[1]) < 1e-12
+    assert float(loss.log_scale.grad) == pytest.approx(float(expected[2] * scale), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_float32_stays_exact_at_the_coldest_temperature(name):
+    """τ = 0.01 and similarities from −1 to 1: exponents reach ±200, far beyond float32's range."""
+    axis = torch.zeros(12, 6, dtype=torch.float64)
+    axis[:, 0] = torch.linspace(-1, 1, 12).sign()
+    image = torch.nn.functional.normalize(axis + 0.05 * unit(12, 6, seed=5), dim=-1)
+    text = torch.nn.functional.normalize(axis.flip(0) + 0.05 * unit(12, 6, seed=6), dim=-1)
+    assert float((image @ text.T).min()) < -0.98
+    assert float((image @ text.T).max()) > 0.98
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        options = {"gamma": 0.5, "gamma_schedule": "constant"} if ALGORITHMS[name].fcco else {}
+        loss = GlobalContrastiveLoss(name, 12, tau=0.01, **options).to(dtype)
+        i, t = image.to(dtype).requires_grad_(), text.to(dtype).requires_grad_()
+        for _ in range(2):
+            i.grad = t.grad = None
+            out = loss(i, t, torch.arange(12))
+            out.value.backward()
+        results.append([out.value.detach(), i.grad, t.grad])
+    for single, double in zip(*results, strict=True):
+        assert torch.isfinite(single).all()
+        assert relative_error(single.double(), double) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3"])
+def test_kept_and_recomputed_tiles_give_the_same_bits(name, monkeypatch):
+    monkeypatch.setattr("fastclip.objective.kernel._TILE_BYTES_CPU", 4 * 50)
+    image, text = pair(23, 8, seed=2, dtype=torch.float32)
+    gradients = []
+    for tile_bytes in (1 << 20, 4 * 50):
+        image.grad = text.grad = None
+        out = GlobalContrastiveLoss(name, 23, tile_bytes=tile_bytes)(image, text, torch.arange(23))
+        out.value.backward()
+        gradients.append((image.grad, text.grad, out.value.detach()))
+    for kept, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(kept, recomputed)
+
+
+def test_grad_scaler_and_autocast_change_nothing_beyond_the_inputs_rounding():
+    image, text = pair(16, 8, seed=4, dtype=torch.float32)
+    low = [x.detach().bfloat16().requires_grad_() for x in (image, text)]
+    exact = [x.detach().float().requires_grad_() for x in low]  # the same rounded numbers in float32
+    ids = torch.arange(16)
+    GlobalContrastiveLoss("fastclip-v3", 16)(*exact, ids).value.backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = GlobalContrastiveLoss("fastclip-v3", 16)(*low, ids)
+    assert out.value.dtype == torch.float32
+    (out.value * 65536).backward()
+    for a, b in zip(low, exact, strict=True):
+        assert a.grad.dtype == torch.bfloat16
+        assert torch.equal(a.grad, (b.grad * 65536).bfloat16())
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = GlobalContrastiveLoss("fastclip-v3", 16)(image, text, ids)
+    scaler.scale(out.value).backward()
+    plain = [x.detach().clone().requires_grad_() for x in (image, text)]
+    GlobalContrastiveLoss("fastclip-v3", 16)(*plain, ids).value.backward()
+    for a, b in zip((image, text), plain, strict=True):
+        assert torch.equal(a.grad / 1024, b.grad)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_reduced_matmul_precision_is_off_inside_and_restored_outside(precision, monkeypatch):
+    image, text = pair(8, 4, seed=4, dtype=torch.float32)
+    seen = []
+    mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *a, **k: (seen.append(_precisions()), mm(*a, **k))[1])
+    torch.set_float32_matmul_precision(precision)
+    try:
+        before = _precisions()
+        GlobalContrastiveLoss("fastclip-v3", 8)(image, text, torch.arange(8)).value.backward()
+        assert _precisions() == before
+        assert set(seen) == {("ieee", "ieee")}
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def _precisions():
+    return (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_step_on_a_gpu_never_waits_for_the_host(name):
+    """Fake CUDA tensors raise on `.item()`, `nonzero` and mixed devices. (Backward needs a real GPU.)"""
+    with FakeTensorMode():
+        loss = GlobalContrastiveLoss(name, 64, device="cuda", tile_bytes=4 * 100)
+        loss._checks.first_step_done, loss._checks.local_batch = True, 16  # the first step alone may wait
+        for index_device in ("cuda", "cpu"):
+            image = torch.randn(16, 8, device="cuda", requires_grad=True)
+            text = torch.randn(16, 8, device="cuda", requires_grad=True)
+            index = torch.zeros(16, dtype=torch.int64, device=index_device)
+            if index_device == "cpu":
+                loss._checks.index = lambda index: (
+                    index
+                )  # a real index on the host has values; a fake one has none
+            loss.prefetch(index)
+            loss.gather_early(image)
+            out = loss(image, text, index)
+            assert out.value.requires_grad
+            assert all(stat.device.type == "cuda" for stat in out.stats.values())
+        loss.undo_step(torch.zeros((), dtype=torch.bool, device="cuda"))
+
+
+def test_first_visit_takes_the_batch_estimate_and_the_next_one_averages():
+    loss = build("fastclip-v1", 10, gamma=0.25)
+    image, text = pair(4, 5, seed=0)
+    ids = torch.tensor([3, 1, 7, 8])
+    loss(image, text, ids)
+    first = logs_of_u(loss).clone()
+    assert torch.isinf(first[[0, 2, 4, 5, 6, 9]]).all()
+    loss(*pair(4, 5, seed=1), ids)
+    fresh = build("fastclip-v1", 10, gamma=0.25)
+    fresh(*pair(4, 5, seed=1), ids)
+    expected = (0.75 * first[ids].exp() + 0.25 * logs_of_u(fresh)[ids].exp()).log()
+    assert torch.allclose(logs_of_u(loss)[ids], expected, rtol=1e-12)
+
+
+def test_the_first_of_equal_ids_writes():
+    loss, alone = build("fastclip-v3", 10), build("fastclip-v3", 10)
+    image, text = pair(5, 4, seed=7)
+    loss(image, text, torch.tensor([2, 9, 2, 2, 4]))
+    alone(image, text, torch.tensor([2, 9, 0, 1, 4]))
+    assert torch.equal(logs_of_u(loss)[[2, 9, 4]], logs_of_u(alone)[[2, 9, 4]])
+    assert int(loss.sample_state.visited) == 3
+
+
+@pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_non_finite_feature_never_writes_into_the_state(name, bad):
+    loss = build(name, 6)
+    ids = torch.arange(4)
+    loss(*pair(4, 5, seed=0), ids)
+    before = {key: value.clone() for key, value in loss.sample_state.state_dict().items()}
+    image, text = (x.detach() for x in pair(4, 5, seed=1))
+    image[2, 3] = bad
+    out = loss(image.requires_grad_(), text, ids)
+    assert not torch.isfinite(out.value)
+    for key, value in loss.sample_state.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3"])
+@pytest.mark.parametrize("as_tensor", [True, False])
+def test_undo_step_puts_the_state_back_only_when_the_step_was_skipped(name, as_tensor):
+    loss = build(name, 6)
+    ids = torch.tensor([0, 5, 2])
+    loss(*pair(3, 5, seed=0), torch.tensor([0, 1, 2]))
+    before = {key: value.clone() for key, value in loss.sample_state.state_dict().items()}
+    loss(*pair(3, 5, seed=1), ids)
+    after = {key: value.clone() for key, value in loss.sample_state.state_dict().items()}
+    loss.undo_step(torch.tensor(False) if as_tensor else False)
+    assert all(torch.equal(v, after[k]) for k, v in loss.sample_state.state_dict().items())
+    loss.load_state_dict(loss.state_dict() | before)
+    loss(*pair(3, 5, seed=1), ids)
+    loss.undo_step(torch.tensor(True) if as_tensor else True)
+    assert all(torch.equal(v, before[k]) for k, v in loss.sample_state.state_dict().items())
+    assert int(loss.sample_state.visited) == 3
+    with pytest.raises(RuntimeError, match="no step to undo"):
+        loss.undo_step(True)
+
+
+def test_eval_leaves_the_state_and_no_grad_skips_the_gradients():
+    loss = build("fastclip-v3", 6)
+    loss.eval()
+    image, text = pair(3, 5, seed=0)
+    with torch.no_grad():
+        value = loss(image, text, torch.arange(3)).value
+    assert not value.requires_grad
+    assert torch.isinf(logs_of_u(loss)).all()
+
+
+def test_a_frozen_tower_gets_no_gradient_and_the_other_keeps_its_own():
+    ids = torch.arange(6)
+    image, text = pair(6, 5, seed=0)
+    build("fastclip-v3", 6)(image, text, ids).value.backward()
+    expected = text.grad.clone()
+    text.grad = None
+    build("fastclip-v3", 6)(image.detach(), text, ids).value.backward()
+    assert torch.equal(text.grad, expected)
+
+
+def test_stats_are_what_they_say():
+    loss = build("fastclip-v3", 40, gamma=0.5, rho=1.0)
+    image, text = pair(10, 5, seed=0)
+    ids = torch.arange(10)
+    out = loss(image, text, ids)
+    out.value.backward()
+    stats = {key: float(value) for key, value in out.stats.items()}
+    assert stats["loss"] == float(out.value)
+    assert stats["unvisited"] == 0.75
+    assert stats["tau"] == pytest.approx(0.07)
+    # the radius is what ρ is compared with: G_τ = 2·(ρ − radius)
+    assert float(loss.log_scale.grad) == pytest.approx(-0.07 * 2 * (1.0 - stats["radius"]))
+    assert stats["max_weight"] == pytest.approx(1.0)  # first visits: u = g
+    log_u = logs_of_u(loss)[:10].flatten()
+    assert stats["log_u_q50"] in log_u.tolist()
+    assert stats["log_u_q05"] <= stats["log_u_q50"] <= stats["log_u_q95"]
+    again = loss(*pair(10, 5, seed=1), ids)
+    assert float(again.stats["max_weight"]) <= 1 / 0.5 + 1e-9
+    assert float(again.stats["unvisited"]) == 0.75
+
+
+def test_tau_is_clamped_before_it_is_used():
+    loss = build("fastclip-v3", 6, tau_min=0.02)
+    with torch.no_grad():
+        loss.log_scale.fill_(9.0)
+    assert float(loss(*pair(3, 5, seed=0), torch.arange(3)).stats["tau"]) == pytest.approx(0.02)
+    with torch.no_grad():
+        loss.log_scale.fill_(-1.0)
+    assert float(loss(*pair(3, 5, seed=0), torch.arange(3)).stats["tau"]) == 1.0
+
+
+def test_float16_wire_rounds_the_local_features_too():
+    image, text = pair(6, 5, seed=0)
+    rounded = [x.detach().half().double().requires_grad_() for x in (image, text)]
+    ids = torch.arange(6)
+    build("fastclip-v3", 6, wire_dtype=torch.float16)(image, text, ids).value.backward()
+    build("fastclip-v3", 6)(*rounded, ids).value.backward()
+    assert torch.equal(image.grad, rounded[0].grad)
+
+
+def test_set_epoch_moves_gamma():
+    loss = GlobalContrastiveLoss("fastclip-v3", 10, gamma=0.2, gamma_decay_epochs=4)
+    gammas = []
+    for epoch in range(7):
+        loss.set_epoch(epoch)
+        gammas.append(loss.gamma)
+    assert gammas[0] == 1.0
+    assert gammas[2] == pytest.approx(0.6)
+    assert gammas[4:] == [0.2, 0.2, 0.2]
+    with pytest.raises(ValueError, match="epoch=-1"):
+        loss.set_epoch(-1)
+
+
+def test_parameter_groups_hold_a_learnable_tau_and_nothing_else():
+    group = GlobalContrastiveLoss("fastclip-v3", 10).parameter_groups()[0]
+    assert group["lr"] == 2e-4
+    assert group["weight_decay"] == 0
+    for name in ("sogclr", "fastclip-v1", "fastclip-v2", "isogclr"):
+        assert GlobalContrastiveLoss(name, 10).parameter_groups() == []
+        assert not any(p.requires_grad for p in GlobalContrastiveLoss(name, 10).parameters())
+
+
+def test_conversions_move_the_state_and_never_lower_its_precision():
+    loss = GlobalContrastiveLoss("fastclip-v2", 10)
+    for convert, dtype in (("half", torch.float32), ("double", torch.float64), ("float", torch.float32)):
+        getattr(loss, convert)()
+        assert all(column.dtype == dtype for column in loss.sample_state.columns.values())
+    scale = GlobalContrastiveLoss("fastclip-v3", 10).bfloat16().log_scale
+    assert scale.dtype == torch.float32
+    moved = GlobalContrastiveLoss("fastclip-v3", 10).to("meta")
+    assert moved.device.type == moved.log_scale.device.type == "meta"
+
+
+class TestBadInput:
+    def call(self, image_shape=(4, 3), text_shape=(4, 3), ids=(0, 1, 2, 3), name="fastclip-v3", **change):
+        loss = GlobalContrastiveLoss(name, 10)
+        image, text = unit(*image_shape, 0, torch.float32), unit(*text_shape, 1, torch.float32)
+        image, text = change.get("image", image), change.get("text", text)
+        return loss(image, text, torch.tensor(ids) if isinstance(ids, tuple) else ids)
+
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            ({"image_shape": (1, 3), "text_shape": (1, 3), "ids": (0,)}, ValueError, "no negatives"),
+            ({"text_shape": (4, 2)}, ValueError, r"image_features \(4, 3\) and text_features \(4, 2\)"),
+            ({"image": torch.ones(4)}, ValueError, r"must both be \(batch, d\)"),
+            ({"text": unit(4, 3, 0)}, TypeError, "text_features torch.float64: give one float type"),
+            (
+                {"text": torch.empty(4, 3, device="meta")},
+                ValueError,
+                "text_features on meta, the loss on cpu",
+            ),
+            ({"ids": (0, 1, 2, 10)}, IndexError, r"ids from 0 to 10, but num_samples=10.*\[0, 9\]"),
+            ({"ids": (0, 1, -2, 3)}, IndexError, "ids from -2 to 3"),
+            ({"ids": (0, 1, 2)}, ValueError, "index has 3 ids for 4 pairs"),
+            ({"ids": (0.0, 1.0, 2.0, 3.0)}, TypeError, "1-d integer tensor, not .* of torch.float32"),
+            ({"ids": None}, ValueError, "fastclip-v3 needs index"),
+            (
+                {"image": 2 * unit(4, 3, 0, torch.float32)},
+                ValueError,
+                r"unit length.*\(the farthest here has 2\)",
+            ),
+        ],
+    )
+    def test_is_refused_with_what_to_do(self, change, error, message):
+        with pytest.raises(error, match=message):
+            self.call(**change)
+
+    def test_in_the_constructor(self):
+        for options, message in (
+            ({"algorithm": "fastclip-v4"}, "Did you mean 'fastclip-v"),
+            ({"algorithm": "openclip"}, "'mbcl' for OpenCLIP's loss"),
+            ({"num_samples": 1}, "at least 2 pairs"),
+            ({"tile_bytes": 0}, "tile_bytes=0"),
+            ({"wire_dtype": torch.int8}, "try torch.float16"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                GlobalContrastiveLoss(**({"algorithm": "fastclip-v3", "num_samples": 10} | options))
+
+    def test_prefetch_and_gather_early_must_match_their_forward(self):
+        loss = GlobalContrastiveLoss("fastclip-v3", 10)
+        image, text = pair(4, 3, seed=0, dtype=torch.float32)
+        ids = torch.arange(4)
+        loss.prefetch(ids)
+        with pytest.raises(RuntimeError, match="prefetch was called twice"):
+            loss.prefetch(ids)
+        with pytest.raises(RuntimeError, match="another index than prefetch"):
+            loss(image, text, ids + 1)
+        loss.gather_early(image)
+        with pytest.raises(RuntimeError, match="other image features than gather_early"):
+            loss(text, image, ids)
+
+    def test_ids_out_of_range_on_a_gpu_give_nan_after_the_first_step_and_write_nothing(self):
+        """Stands in for a GPU, whose ids are not read on the host: the host's check is taken out."""
+        loss = GlobalContrastiveLoss("fastclip-v3", 10)
+        image, text = pair(4, 3, seed=0, dtype=torch.float32)
+        loss(image, text, torch.arange(4))
+        before = logs_of_u(loss).clone()
+        loss._checks.index = lambda index: index
+        out = loss(image, text, torch.tensor([0, 1, 2, 10]))
+        assert torch.isnan(out.value)
+        assert torch.equal(logs_of_u(loss), before)
