@@ -17,12 +17,11 @@ def main() -> None:
     for n in (100_000, 315_000_000):
         state = SampleState(n, Exchange(), None, torch.device("cpu"), torch.float32)
         sizes[n] = sum(column.numel() * column.element_size() for column in state.columns.values()) / n
-        ids = [torch.randint(0, n, (rows,)) for _ in range(64)]
         log_u, finite = torch.randn(rows, 2), torch.tensor(True)
 
-        def step(state=state, ids=ids, log_u=log_u, finite=finite):
-            for index in ids:
-                fetch = state.fetch(index)
+        def step(n=n, state=state, log_u=log_u, finite=finite):
+            for _ in range(64):
+                fetch = state.fetch(torch.randint(0, n, (rows,)))  # new rows each time, as in training
                 fetch.wait()
                 state.write(fetch, lambda old: {"log_u": log_u}, finite)
 

@@ -366,8 +366,10 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, scale):
+        # Without retain_graph nobody asks again: scale in place, and save a copy of the features' size.
+        retained = torch._C._autograd._get_current_graph_task_keep_graph()
         scaled = [
-            None if gradient is None else (scale.to(gradient.dtype) * gradient).to(dtype)
+            None if gradient is None else (gradient * scale if retained else gradient.mul_(scale)).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return *scaled, None, None, None, None

@@ -61,6 +61,7 @@ class SampleState:
             self.columns["tau"] = torch.full_like(log_u, tau)
             self.columns["tau_m"], self.columns["tau_v"] = torch.zeros_like(log_u), torch.zeros_like(log_u)
             self.columns["tau_visits"] = torch.zeros_like(log_u[:, :1])
+        self._fetched = [name for name in ("log_u", "tau") if name in self.columns]
         self.visited = torch.zeros((), dtype=torch.int64, device=device)
         self._undo: tuple[Tensor, Columns, Tensor] | None = None
 
@@ -74,7 +75,7 @@ class SampleState:
         row_B = id_B - self.start
         mine_B = (row_B >= 0) & (row_B < self.held)
         row_B = torch.where(mine_B, row_B, self.held)
-        fetched = [self.columns[name][row_B] for name in ("log_u", "tau") if name in self.columns]
+        fetched = [self.columns[name].index_select(0, row_B) for name in self._fetched]
         values_Bc = torch.cat(fetched, dim=1).masked_fill_(~mine_B[:, None], 0.0)
         known_B = (id_B >= 0) & (id_B < self.num_samples)
         return Fetch(index_b, id_B, row_B, known_B, self.exchange.sum(values_Bc), len(fetched) == 1)
@@ -86,10 +87,12 @@ class SampleState:
         """
         writes_B = first_of_equals(fetch.id_B) & finite
         target_B = torch.where(writes_B, fetch.row_B, self.held)
-        old = {name: column[target_B] for name, column in self.columns.items()}
+        old = dict(zip(self._fetched, fetch.pending.tensor.split(2, dim=1), strict=True))
+        for name in self.columns.keys() - old.keys():
+            old[name] = self.columns[name].index_select(0, target_B)
         self._undo = (target_B, old, self.visited.clone())
         for name, values in new(old).items():
-            self.columns[name][target_B] = values.to(self.columns[name].dtype)
+            self.columns[name].index_copy_(0, target_B, values.to(self.columns[name].dtype))
         unvisited_B = fetch.pending.tensor[:, 0] == -torch.inf
         self.visited += (writes_B & unvisited_B).sum()
 
@@ -103,7 +106,7 @@ class SampleState:
             skipped = torch.full_like(self.visited, skipped, dtype=torch.bool)
         target_B = torch.where(skipped, target_B, self.held)
         for name, values in old.items():
-            self.columns[name][target_B] = values
+            self.columns[name].index_copy_(0, target_B, values)
         self.visited = torch.where(skipped, visited, self.visited)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
