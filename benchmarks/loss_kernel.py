@@ -61,11 +61,10 @@ def make_step(case: str, b: int, B: int) -> Callable[[], None]:
     image, text = (x[:b].clone().requires_grad_() for x in (image_Bd, text_Bd))
     if case == "ClipLoss":
         return _clip_step(image, text, image_Bd.requires_grad_(), text_Bd.requires_grad_())
-    loss = GlobalContrastiveLoss("fastclip-v3", B, tile_bytes={"kept": KEPT, "recomputed": RECOMPUTED}[case])
-    if b < B:
-        exchange = OneOfMany(B // b, {image.data_ptr(): image_Bd, text.data_ptr(): text_Bd})
-        loss.exchange = loss._checks.exchange = exchange
-        loss.sample_state.exchange = exchange
+    exchange = OneOfMany(B // b, {image.data_ptr(): image_Bd, text.data_ptr(): text_Bd})
+    with patch("fastclip.objective.loss.Exchange", lambda group: exchange):
+        tile_bytes = {"kept": KEPT, "recomputed": RECOMPUTED}[case]
+        loss = GlobalContrastiveLoss("fastclip-v3", B, tile_bytes=tile_bytes)
     index = torch.arange(b)
 
     def step() -> None:

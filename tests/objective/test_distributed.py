@@ -14,6 +14,7 @@ VARIANTS = [(name, {}) for name in OURS] + [
     ("fastclip-v3", {"estimator": "released"}),
     ("fastclip-v3", {"wire_dtype": torch.float16}),
     ("fastclip-v2", {"tile_bytes": 100}),
+    ("fastclip-v1", {"features": torch.bfloat16}),
 ]
 N, B, D, STEPS = 37, 16, 6, 10  # n does not divide by the workers, and ids repeat within a batch
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -26,12 +27,16 @@ def ten_steps(rank, world_size, dtype):
     local = slice(rank * b, (rank + 1) * b)
     results = []
     for name, options in VARIANTS:
+        options = dict(options)
+        features = options.pop("features", dtype)
+        if features != dtype == torch.float64:
+            continue  # lower features are computed in float32
         loss = GlobalContrastiveLoss(name, N, **options)
         loss.set_epoch(5)
         ids = torch.Generator().manual_seed(0)
         for step in range(STEPS):
             index = torch.randint(0, N, (B,), generator=ids)[local]
-            image, text = (x.detach()[local].requires_grad_() for x in pair(B, D, seed=step, dtype=dtype))
+            image, text = (x.detach()[local].requires_grad_() for x in pair(B, D, seed=step, dtype=features))
             loss.zero_grad()
             if step % 2:  # every other step overlaps; the result is the same
                 loss.prefetch(index)
@@ -45,8 +50,8 @@ def ten_steps(rank, world_size, dtype):
             results.append(
                 {
                     # averaging over workers multiplies the local gradients by 1/K
-                    "image": image.grad / world_size,
-                    "text": text.grad / world_size,
+                    "image": image.grad.to(dtype) / world_size,
+                    "text": text.grad.to(dtype) / world_size,
                     "tau_grad": tau_grad,
                     "value": out.value.detach(),
                     "stats": torch.stack([v.to(dtype) for v in out.stats.values()]),
@@ -64,7 +69,7 @@ def test_any_number_of_workers_gives_the_same_run(dtype):
     tolerance = TOLERANCE[dtype]
     runs = {K: run_workers(ten_steps, K, dtype, timeout=110) for K in (1, 2, 4)}
     (alone,) = runs[1]
-    assert len(alone) > len(VARIANTS) * STEPS
+    assert len(alone) > (len(VARIANTS) - 1) * STEPS
     for K in (2, 4):
         for position, expected in enumerate(alone):
             workers = [run[position] for run in runs[K]]
@@ -130,6 +135,57 @@ def test_a_state_saved_by_four_workers_loads_on_one_and_two_row_for_row(name, tm
         assert [visited for _, visited in loaded] == [len(SEEN)] * K
 
 
+def save_alone(rank, world_size, folder):
+    loss = state_of("fastclip-v3", SEEN)
+    dcp.save(loss.state_dict(), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+    return loss.state_dict()["log_u"]
+
+
+@pytest.mark.timeout(120)
+def test_a_state_saved_by_one_worker_loads_on_four(tmp_path):
+    (expected,) = run_workers(save_alone, 1, str(tmp_path))
+    loaded = run_workers(load_state, 4, "fastclip-v3", str(tmp_path))
+    assert torch.equal(torch.cat([rows["log_u"] for rows, _ in loaded]), expected)
+
+
+class Towers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = torch.nn.Linear(D, 8), torch.nn.Linear(D, 8)
+
+    def forward(self, image, text, gather_early):
+        image = torch.nn.functional.normalize(self.image(image), dim=-1)
+        gather_early(image)
+        return image, torch.nn.functional.normalize(self.text(text), dim=-1)
+
+
+def train_with_ddp(rank, world_size):
+    """The weights' gradients after two steps, for DDP's common options."""
+    b, gradients = B // world_size, []
+    local = slice(rank * b, (rank + 1) * b)
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
+        torch.manual_seed(0)
+        loss = GlobalContrastiveLoss("fastclip-v3", N)
+        model = torch.nn.parallel.DistributedDataParallel(Towers().double(), **options)
+        for step in range(2):
+            model.zero_grad()
+            image, text = (x.detach()[local] for x in pair(B, D, seed=step))
+            index = torch.arange(B)[local]
+            loss.prefetch(index)
+            loss(*model(image, text, loss.gather_early), index).value.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    return gradients
+
+
+@pytest.mark.timeout(120)
+def test_ddp_with_its_common_options_gives_the_gradients_of_one_process():
+    (alone,) = run_workers(train_with_ddp, 1)
+    for worker in run_workers(train_with_ddp, 2):
+        for options in worker:
+            for gradient, expected in zip(options, alone[0], strict=True):
+                assert relative_error(gradient, expected) < 1e-6  # the state is float32
+
+
 def two_spare_workers(rank, world_size):
     """More workers than blocks of samples: the last ones hold nothing."""
     loss = GlobalContrastiveLoss("fastclip-v3", 5)
@@ -157,8 +213,17 @@ def mistakes(rank, world_size):
     with pytest.raises(ValueError, match=r"unit length; on worker\(s\) \[1\]"):
         GlobalContrastiveLoss("fastclip-v3", 10)(image * (1 + rank), text, torch.arange(4))
 
+    with pytest.raises(ValueError, match=r"disagree on num_samples, in the order of ranks: \[10, 11\]"):
+        GlobalContrastiveLoss("fastclip-v3", 10 + rank)(image, text, torch.arange(4))
+
+    with pytest.raises(IndexError, match=r"The mistake is on worker\(s\) \[1\]"):
+        GlobalContrastiveLoss("fastclip-v3", 10)(image, text, torch.arange(4) + 8 * rank)
+
     loss = GlobalContrastiveLoss("fastclip-v3", 10)
     loss(image, text, torch.arange(4))
+    loss.eval()
+    loss(image[:2], text[:2], torch.arange(2))  # validation may have batches of another size
+    loss.train()
     with pytest.raises(ValueError, match=r"changed from 4 to 3 pairs on worker .*drop_last=True"):
         loss(image[:3], text[:3], torch.arange(3))
 

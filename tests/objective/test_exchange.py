@@ -38,7 +38,7 @@ def test_a_loss_built_before_the_process_group_is_refused(request):
 def test_a_step_of_several_gpus_never_waits_for_the_host(name, fake_group):
     with FakeTensorMode():
         loss = GlobalContrastiveLoss(name, 64, device="cuda")
-        loss._checks.first_step_done, loss._checks.local_batch = True, 16
+        loss._checks.first_step_done, loss._checks.local_batch = True, {True: 16}
         image, text = (torch.randn(16, 8, device="cuda", requires_grad=True) for _ in range(2))
         index = torch.zeros(16, dtype=torch.int64, device="cuda")
         loss.prefetch(index)

@@ -21,9 +21,8 @@ def passes(e1, e2, tau_B2, u_B2, k, K, tile_bytes, epsilon=1e-14, power=1):
     estimates = kernel.inner_estimates(features, sims, tau_B2[local])
     log_outer_B2 = torch.log(epsilon + u_B2)
     s_ii = (e1 * e2).sum(1)[:, None]
-    lambda_B2 = s_ii / tau_B2 + log(B - 1) + log_outer_B2 + (1 - power) * tau_B2.log()
-    weight_b2 = (estimates.log_g - log_outer_B2[local]).exp() * tau_B2[local] ** (power - 1)
-    gradients = kernel.feature_gradients(features, sims, tau_B2, lambda_B2, weight_b2.sum(1), 1 / b)
+    lambda_B2 = s_ii + tau_B2 * (log(B - 1) + log_outer_B2 + (1 - power) * tau_B2.log())
+    gradients = kernel.feature_gradients(features, sims, tau_B2, lambda_B2, 1 / b)
     return estimates, gradients
 
 

@@ -17,8 +17,9 @@ Schedule = Literal["constant", "cosine"]
 Temperature = Literal["constant", "learnable", "individual"]
 Estimator = Literal["paper", "released"]
 
-GAMMA: dict[Schedule, float] = {"constant": 0.6, "cosine": 0.2}  # Table tuned_gamma, Medium: γ, and γ_min
-GAMMA_DECAY_EPOCHS = 18  # Table tuned_gamma, Medium: E, half of the epochs
+# Table tuned_gamma, Medium: γ and γ_min, for a row whose schedule is changed; E is half of the epochs
+GAMMA: dict[Schedule, float] = {"constant": 0.6, "cosine": 0.2}
+GAMMA_DECAY_EPOCHS = 18
 TAU_BETAS = (0.9, 0.999)  # Table default_hyperparams, Medium
 TAU_MAX = 1.0
 EPSILON = 1e-14  # all settings but xLarge, which takes 1e-6
@@ -37,6 +38,10 @@ class Algorithm:
     """One τ that stays, one τ that learns, or one τ per sample and side that learns."""
     tau: float
     """The (initial) temperature."""
+    gamma: float | None = None
+    """γ of a constant schedule, γ_min of a cosine one (Table tuned_gamma)."""
+    gamma_decay_epochs: int | None = None
+    """E, the length of the cosine (Table tuned_gamma)."""
     tau_lr: float | None = None
     """Learning rate of τ."""
     rho: float | None = None
@@ -58,13 +63,35 @@ class Algorithm:
 _ROWS = (
     # The paper gives no value for OpenCLIP's τ: 0.07 is open_clip's own, and learns at the model's rate.
     Algorithm("openclip", "MBCL", None, "learnable", tau=0.07, tau_lr=1e-3, peer=True),
-    Algorithm("sogclr", "GCL", "constant", "constant", tau=0.03),
-    Algorithm("isogclr", "RGCL", "constant", "individual", tau=0.03, tau_lr=1e-2, rho=9.0),
+    Algorithm("sogclr", "GCL", "constant", "constant", tau=0.03, gamma=0.6),
+    Algorithm("isogclr", "RGCL", "constant", "individual", tau=0.03, gamma=0.6, tau_lr=1e-2, rho=9.0),
     # The paper gives no rate for v0's τ: ours is the model's, as in the works that v0 follows.
-    Algorithm("fastclip-v0", "GCL", "cosine", "learnable", tau=0.03, tau_lr=1e-3),
-    Algorithm("fastclip-v1", "GCL", "cosine", "constant", tau=0.03),
-    Algorithm("fastclip-v2", "RGCL", "cosine", "individual", tau=0.03, tau_lr=1e-2, rho=7.0),
-    Algorithm("fastclip-v3", "RGCL-g", "cosine", "learnable", tau=0.07, tau_lr=2e-4, rho=6.5),
+    Algorithm(
+        "fastclip-v0", "GCL", "cosine", "learnable", tau=0.03, gamma=0.2, gamma_decay_epochs=18, tau_lr=1e-3
+    ),
+    Algorithm("fastclip-v1", "GCL", "cosine", "constant", tau=0.03, gamma=0.2, gamma_decay_epochs=18),
+    Algorithm(
+        "fastclip-v2",
+        "RGCL",
+        "cosine",
+        "individual",
+        tau=0.03,
+        gamma=0.2,
+        gamma_decay_epochs=18,
+        tau_lr=1e-2,
+        rho=7.0,
+    ),
+    Algorithm(
+        "fastclip-v3",
+        "RGCL-g",
+        "cosine",
+        "learnable",
+        tau=0.07,
+        gamma=0.2,
+        gamma_decay_epochs=18,
+        tau_lr=2e-4,
+        rho=6.5,
+    ),
     # Not in the paper's table. SigLIP starts at 1/τ = 10; `mbcl` is OpenCLIP's loss computed by our kernel.
     Algorithm("siglip", "SigLIP", None, "learnable", tau=0.1, tau_lr=1e-3, peer=True),
     Algorithm("mbcl", "MBCL", None, "learnable", tau=0.07, tau_lr=1e-3),
@@ -149,10 +176,11 @@ def resolve(
 
     if schedule not in (None, "constant", "cosine"):
         raise ValueError(f"gamma_schedule={schedule!r} is unknown. Choose 'constant' or 'cosine'.")
+    default_gamma = GAMMA[schedule] if schedule and schedule != row.inner_schedule else row.gamma
     settings = Settings(
         algorithm=row,
         gamma_schedule=schedule,
-        gamma=1.0 if schedule is None else GAMMA[schedule] if gamma is None else gamma,
+        gamma=(default_gamma or 1.0) if gamma is None else gamma,
         gamma_decay_epochs=GAMMA_DECAY_EPOCHS if gamma_decay_epochs is None else gamma_decay_epochs,
         tau=row.tau if tau is None else tau,
         tau_lr=(row.tau_lr or 0.0) if tau_lr is None else tau_lr,

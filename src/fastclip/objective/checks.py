@@ -11,15 +11,18 @@ NORM_TOLERANCE = 0.02  # bfloat16 rounds a unit vector's length by up to half a 
 
 
 class InputChecks:
-    """Refuses inputs that would give a wrong loss, a hang, or a state written to the wrong sample."""
+    """Refuses inputs that would give a wrong loss, a hang, or a state written to the wrong sample.
+
+    Until the first step is through, workers look at each other's findings, so that all of them stop.
+    """
 
     def __init__(self, algorithm: str, num_ids: int | None, exchange: Exchange):
         self.algorithm, self.exchange = algorithm, exchange
-        self.num_ids = num_ids  # None: the algorithm needs no ids
-        self.local_batch: int | None = None
+        self.needs_ids, self.num_ids = num_ids is not None, num_ids or 0
+        self.local_batch: dict[bool, int] = {}  # by training or not
         self.first_step_done = False
 
-    def inputs(self, image: Tensor, text: Tensor, index: Tensor | None, device: torch.device) -> None:
+    def inputs(self, image: Tensor, text: Tensor, index: Tensor | None, device: torch.device, training: bool):
         """Everything that forward is given; `device` is the loss's."""
         if image.ndim != 2 or image.shape != text.shape:
             raise ValueError(
@@ -35,71 +38,83 @@ class InputChecks:
                 f"image_features are on {image.device}, text_features on {text.device}, "
                 f"the loss on {device}: move the loss with loss.to({str(image.device)!r}), or the features."
             )
-        if self.num_ids is not None:
+        self.batch(image.shape[0], device, training)
+        if image.shape[0] * self.exchange.world_size < 2:
+            raise ValueError("A batch of one pair has no negatives: use a global batch of 2 or more.")
+        if self.needs_ids:
             index = self.index(index)
             if index.shape[0] != image.shape[0]:
                 raise ValueError(f"index has {index.shape[0]} ids for {image.shape[0]} pairs.")
-        self.batch(image.shape[0], device)
-        if image.shape[0] * self.exchange.world_size < 2:
-            raise ValueError("A batch of one pair has no negatives: use a global batch of 2 or more.")
         if not self.first_step_done:
-            self._unit_length(image, text)
-            if index is not None and self.num_ids is not None:
-                self._range(index, self.num_ids)
-            self.first_step_done = True
+            self._first_step(image, text, index)
 
     def index(self, index: Tensor | None) -> Tensor:
         """Ids are a 1-d integer tensor; those on the host are checked for their range each time."""
-        if index is None:
+        if not isinstance(index, Tensor):
             raise ValueError(
-                f"{self.algorithm} needs index: each pair's number in the data set, as a 1-d tensor."
+                f"{self.algorithm} needs index, each pair's number in the data set, as a 1-d tensor; "
+                f"it got {type(index).__name__}."
             )
         integer = not (index.dtype.is_floating_point or index.dtype.is_complex or index.dtype == torch.bool)
         if index.ndim != 1 or not integer:
             raise TypeError(f"index must be a 1-d integer tensor, not {tuple(index.shape)} of {index.dtype}.")
-        if index.device.type == "cpu" and self.num_ids is not None:
-            self._range(index, self.num_ids)
+        if index.device.type == "cpu" and self.first_step_done and self._outside(index):
+            raise IndexError(self._range_message(index))
         return index
 
-    def batch(self, b: int, device: torch.device) -> None:
+    def batch(self, b: int, device: torch.device, training: bool) -> None:
         """All workers must bring the same number of pairs, or a collective would mix them up."""
         if b == 0:
             raise ValueError("The batch is empty.")
-        if self.local_batch is None:
+        if training not in self.local_batch:
             self.exchange.check_unchanged()
-            batches = [numbers[0] for numbers in self.exchange.gather_numbers(b, device=device)]
+            found = self.exchange.gather_numbers(b, self.num_ids, device=device)
+            batches, sizes = ([worker[i] for worker in found] for i in (0, 1))
             if len(set(batches)) > 1:
                 raise ValueError(
                     f"Workers bring unequal batches, in the order of ranks: {batches}. Make them equal."
                 )
-            self.local_batch = b
-        if b != self.local_batch and self.exchange.world_size > 1:
+            if len(set(sizes)) > 1:
+                raise ValueError(
+                    f"Workers disagree on num_samples, in the order of ranks: {sizes}. "
+                    "Give each the size of the whole data set, not of its part."
+                )
+            self.local_batch[training] = b
+        if b != self.local_batch[training] and self.exchange.world_size > 1:
             raise ValueError(
-                f"The local batch changed from {self.local_batch} to {b} pairs "
+                f"The local batch changed from {self.local_batch[training]} to {b} pairs "
                 f"on worker {self.exchange.rank}. With several workers it must stay the same: "
                 "use drop_last=True in the data loader."
             )
 
-    @staticmethod
-    def _range(index: Tensor, num_ids: int) -> None:
-        low, high = (int(x) for x in index.aminmax())
-        if low < 0 or high >= num_ids:
-            raise IndexError(
-                f"index holds ids from {low} to {high}, but num_samples={num_ids}: ids must lie in "
-                f"[0, {num_ids - 1}]. Give the loss the size of the data set that the ids count."
-            )
-
-    def _unit_length(self, image: Tensor, text: Tensor) -> None:
-        """By all workers together, so that one worker's mistake stops all of them."""
+    def _first_step(self, image: Tensor, text: Tensor, index: Tensor | None) -> None:
         norms = torch.stack([image.detach(), text.detach()]).float().norm(dim=-1).flatten()
-        off = (norms - 1).abs()
-        bad = bool(off.max() > NORM_TOLERANCE)  # NaN passes: a non-finite step is no mistake of use
-        workers = [
-            i for i, (flag,) in enumerate(self.exchange.gather_numbers(bad, device=image.device)) if flag
-        ]
-        if workers:
+        off = (norms - 1).abs().nan_to_num(0.0, posinf=0.0)  # a non-finite step is no mistake of use
+        bad_ids = index is not None and self.needs_ids and self._outside(index)
+        found = self.exchange.gather_numbers(
+            bool(off.max() > NORM_TOLERANCE), bad_ids, bool(norms.isfinite().all()), device=image.device
+        )
+        bad_norm, bad_id, finite = zip(*found, strict=True)
+        if any(bad_norm):
             raise ValueError(
-                f"Features must have unit length; on worker(s) {workers} some do not "
+                f"Features must have unit length; on {_workers(bad_norm)} some do not "
                 f"(the farthest here has {norms[off.argmax()]:.4g}). "
                 "Pass torch.nn.functional.normalize(x, dim=-1)."
             )
+        if any(bad_id) and index is not None:
+            raise IndexError(self._range_message(index) + f" The mistake is on {_workers(bad_id)}.")
+        self.first_step_done = all(finite)
+
+    def _outside(self, index: Tensor) -> bool:
+        low, high = (int(x) for x in index.aminmax())
+        return low < 0 or high >= self.num_ids
+
+    def _range_message(self, index: Tensor) -> str:
+        return (
+            f"index holds ids from {index.min()} to {index.max()}, but num_samples={self.num_ids}: "
+            f"ids must lie in [0, {self.num_ids - 1}]. Give the loss the size of the whole data set."
+        )
+
+
+def _workers(flags: tuple[int, ...]) -> str:
+    return f"worker(s) {[rank for rank, flag in enumerate(flags) if flag]}"

@@ -38,6 +38,10 @@ class Exchange:
     def _current(self) -> tuple[int, int]:
         if not (dist.is_available() and dist.is_initialized()):
             return 1, 0
+        if dist.get_rank(self.group) < 0:
+            raise ValueError(
+                "This worker is not in the given process_group; build the loss on its members only."
+            )
         return dist.get_world_size(self.group), dist.get_rank(self.group)
 
     def check_unchanged(self) -> None:

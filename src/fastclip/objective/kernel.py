@@ -40,14 +40,15 @@ class Features(NamedTuple):
 
 
 class Inner(NamedTuple):
-    """What pass A finds for each local sample and side: both b×2."""
+    """What pass A finds of each local sample."""
 
-    log_g: Tensor  # log of the mean over j≠i of exp(a_ij), a_ij = (s_ij − s_ii)/τ_i
-    mean_a: Tensor  # mean of a_ij under the softmax of a_i over j≠i
+    s_ii: Tensor  # b, similarity of the pair itself
+    log_g: Tensor  # b×2, log of the mean over j≠i of exp(a_ij), a_ij = (s_ij − s_ii)/τ_i
+    mean_a: Tensor  # b×2, mean of a_ij under the softmax of a_i over j≠i
 
 
 class Tile(NamedTuple):
-    """Similarities of `rows` of the local batch with `cols` of the global batch."""
+    """Similarities of `rows` of the local batch with `cols` of the global one; each pass overwrites them."""
 
     rows: slice
     cols: slice
@@ -111,57 +112,46 @@ def similarities(features: Features, tile_bytes: int) -> list[Similarity]:
 def inner_estimates(features: Features, sims: list[Similarity], tau_b2: Tensor) -> Inner:
     """Pass A. Inner functions g of the local samples over the global batch (Proc. contrastive_loss)."""
     inverse_b2 = tau_b2.reciprocal()
-    sums = [_SoftmaxSums(features.image_bd, inverse_b2[:, side]) for side in (0, 1)]
+    sums = [_SoftmaxSums(inverse_b2[:, side]) for side in (0, 1)]
     for side, sim in enumerate(sims):
         for tile in sim.tiles():
             diagonal, scratch = tile.diagonal(sim.offset), sim.scratch(tile.s.shape)
             sums[side].add(tile.s, scratch, diagonal, tile.rows, dim=1)
             if features.whole:
                 sums[1].add(tile.s, scratch, diagonal, tile.cols, dim=0)
-    s_ii = positive_similarity(features)
-    log_sum, mean_x = (
-        torch.stack(pair, dim=1) for pair in zip(*(total.result() for total in sums), strict=True)
-    )
-    shift_b2 = s_ii[:, None] * inverse_b2
+    s_ii = torch.linalg.vecdot(features.image_bd, features.text_bd)
     negatives = features.image_Bd.shape[0] - 1
-    return Inner(log_sum - shift_b2 - log(negatives), mean_x - shift_b2)
-
-
-def positive_similarity(features: Features) -> Tensor:
-    """s_ii of each local pair."""
-    return torch.linalg.vecdot(features.image_bd, features.text_bd)
+    log_sum, mean_a = zip(*(total.result(s_ii) for total in sums), strict=True)
+    return Inner(s_ii, torch.stack(log_sum, dim=1) - log(negatives), torch.stack(mean_a, dim=1))
 
 
 class _SoftmaxSums:
-    """Streaming log Σ exp(x) and Σ softmax(x)·x of each sample, x = s/τ, over all tiles but the diagonal."""
+    """Streaming log Σ exp(a) and Σ softmax(a)·a of each sample, a = (s − s_ii)/τ, over all but the diagonal.
 
-    def __init__(self, like_bd: Tensor, inverse_b: Tensor):
-        b = like_bd.shape[0]
+    Differences are taken between similarities, before the division by τ: there float32 holds them best.
+    """
+
+    def __init__(self, inverse_b: Tensor):
         self.inverse = inverse_b
-        self.peak = like_bd.new_full((b,), torch.finfo(like_bd.dtype).min)
-        self.total = like_bd.new_zeros(b)
-        self.weighted = like_bd.new_zeros(b)
+        self.peak = torch.full_like(inverse_b, -2.0)  # the largest s so far; this lies below every one
+        self.total = torch.zeros_like(inverse_b)  # Σ exp((s − peak)/τ)
+        self.weighted = torch.zeros_like(inverse_b)  # Σ exp((s − peak)/τ)·s
 
     def add(self, s: Tensor, scratch: Tensor, diagonal: Tensor, who: slice, dim: int) -> None:
-        """Take in one tile whose samples `who` lie across `dim`'s other dimension."""
+        """Take in one tile; samples `who` lie along it, their negatives across `dim`."""
         inverse = self.inverse[who]
-        diagonal.fill_(
-            -torch.inf
-        )  # the positive is no negative: it has no part in the maximum and weighs nothing
-        # −2 lies below every similarity; it stands in for the maximum of a line that holds only its positive.
-        peak = s.amax(dim).clamp(min=-2.0) * inverse
-        torch.addcmul(-peak.unsqueeze(dim), s, inverse.unsqueeze(dim), out=scratch).exp_()
+        diagonal.fill_(-torch.inf)  # the positive is no negative: no part in the maximum, no weight
+        peak = torch.maximum(self.peak[who], s.amax(dim))
+        torch.sub(s, peak.unsqueeze(dim), out=scratch).mul_(inverse.unsqueeze(dim)).exp_()
         diagonal.zero_()  # 0·(−inf) would be NaN in the weighted sum
-        total = scratch.sum(dim)
-        weighted = scratch.mul_(s).sum(dim) * inverse
-        highest = torch.maximum(self.peak[who], peak)
-        old, new = (self.peak[who] - highest).exp(), (peak - highest).exp()
-        self.total[who] = self.total[who] * old + total * new
-        self.weighted[who] = self.weighted[who] * old + weighted * new
-        self.peak[who] = highest
+        faded = ((self.peak[who] - peak) * inverse).exp()
+        self.total[who] = self.total[who] * faded + scratch.sum(dim)
+        self.weighted[who] = self.weighted[who] * faded + scratch.mul_(s).sum(dim)
+        self.peak[who] = peak
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        return self.peak + self.total.log(), self.weighted / self.total
+    def result(self, s_ii: Tensor) -> tuple[Tensor, Tensor]:
+        log_sum = (self.peak - s_ii) * self.inverse + self.total.log()
+        return log_sum, (self.weighted / self.total - s_ii) * self.inverse
 
 
 def feature_gradients(
@@ -169,54 +159,60 @@ def feature_gradients(
     sims: list[Similarity],
     tau_B2: Tensor,
     lambda_B2: Tensor,
-    positive_b: Tensor,
     scale: float,
     needs: tuple[bool, bool] = (True, True),
 ) -> tuple[Tensor | None, Tensor | None]:
     """Pass B. Gradients of the local features (eqs. sogclr:gradw, fastclipv0:gradw, isogclr:gradw).
 
-    M_kl = exp(s_kl/τ1_k − λ1_k) + exp(s_kl/τ2_l − λ2_l) for k≠l, and M_kk = −positive_k;
-    image gradient_k = scale·Σ_l M_kl·text_l, text gradient_k = scale·Σ_l M_lk·image_l.
-    `needs` tells which of the two towers wants its gradient.
+    p1_kl = exp((s_kl − λ1_k)/τ1_k) and p2_lk = exp((s_kl − λ2_l)/τ2_l) weigh image k with text l≠k;
+    image gradient_k = scale·(Σ_l (p1_kl + p2_lk)·text_l − r_k·text_k), and the text's likewise, with
+    r_k = Σ_l (p1_kl + p2_kl). The sums in r are of the very p that were used: a gradient is what is left
+    of two nearly equal terms. `needs` tells which of the two towers wants its gradient.
     """
     f = features
     local = slice(f.offset, f.offset + f.image_bd.shape[0])
     inverse_B2 = tau_B2.reciprocal()
-    image_grad = torch.zeros_like(f.image_bd) if needs[0] else None
-    text_grad = torch.zeros_like(f.text_bd) if needs[1] else None
+    gradients = [torch.zeros_like(f.image_bd) if need else None for need in needs]
+    weight_b = torch.zeros_like(f.image_bd[:, 0])  # r
     for side, sim in enumerate(sims):
-        if not (any(needs) if f.whole else needs[side]):
-            continue
-        row, col = side, 1 - side
-        for rows, cols, s in sim.tiles():
-            m, scratch = s, sim.scratch(s.shape)
-            torch.addcmul(-lambda_B2[cols, col], s, inverse_B2[cols, col], out=scratch).exp_()
-            row_inverse, row_lambda = inverse_B2[local, row][rows, None], lambda_B2[local, row][rows, None]
-            torch.addcmul(-row_lambda, s, row_inverse, out=m).exp_().add_(scratch)
-            diagonal = Tile(rows, cols, m).diagonal(sim.offset)
-            first = max(cols.start - sim.offset, rows.start)  # the first local sample on this tile's diagonal
-            diagonal.copy_(positive_b[first : first + diagonal.shape[0]]).neg_()
-            row_grad = text_grad if side else image_grad
-            if row_grad is not None:
-                row_grad[rows].addmm_(m, sim.col_Bd[cols], alpha=scale)
-            if f.whole and text_grad is not None:
-                text_grad[cols].addmm_(m.T, sim.row_bd[rows], alpha=scale)
-    return image_grad, text_grad
+        row_lambda, row_inverse = lambda_B2[local, side, None], inverse_B2[local, side, None]
+        col_lambda, col_inverse = lambda_B2[:, 1 - side], inverse_B2[:, 1 - side]
+        for tile in sim.tiles():
+            rows, cols, s = tile
+            tile.diagonal(sim.offset).fill_(-torch.inf)
+            by_col = torch.sub(s, col_lambda[cols], out=sim.scratch(s.shape)).mul_(col_inverse[cols]).exp_()
+            by_row = s.sub_(row_lambda[rows]).mul_(row_inverse[rows]).exp_()
+            weight_b[rows] += by_row.sum(1)
+            if f.whole:
+                weight_b[cols] += by_col.sum(0)
+            both = by_row.add_(by_col)
+            if (gradient := gradients[side]) is not None:
+                gradient[rows].addmm_(both, sim.col_Bd[cols], alpha=scale)
+            if f.whole and (gradient := gradients[1]) is not None:
+                gradient[cols].addmm_(both.T, sim.row_bd[rows], alpha=scale)
+    for gradient, partner_bd in zip(gradients, (f.text_bd, f.image_bd), strict=True):
+        if gradient is not None:
+            gradient.addcmul_(weight_b[:, None], partner_bd, value=-scale)
+    return gradients[0], gradients[1]
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """True float32 products whatever the caller allows: no autocast, no TF32, no reduced-precision matmul."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    allowed = [backend.fp32_precision for backend in backends]
+    """True float32 products whatever the caller allows: no autocast, no TF32, no reduced-precision matmul.
+
+    A backend that inherited a lower precision has it as its own afterwards; one that is exact is left alone.
+    """
+    matmuls = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    lowered = [(matmul, matmul.fp32_precision) for matmul in matmuls]
+    lowered = [(matmul, precision) for matmul, precision in lowered if precision not in ("ieee", "none")]
     try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
+        for matmul, _ in lowered:
+            matmul.fp32_precision = "ieee"
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        for backend, precision in zip(backends, allowed, strict=True):
-            backend.fp32_precision = precision
+        for matmul, precision in lowered:
+            matmul.fp32_precision = precision
 
 
 def _view(memory: Tensor, shape: tuple[int, ...]) -> Tensor:

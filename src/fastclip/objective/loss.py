@@ -104,8 +104,8 @@ class GlobalContrastiveLoss(nn.Module):
                 f"algorithm={algorithm!r} is a loss of open_clip itself: use its class, "
                 "or 'mbcl' for OpenCLIP's loss."
             )
-        if num_samples < 2:
-            raise ValueError(f"num_samples={num_samples}: a contrastive loss needs at least 2 pairs.")
+        if not isinstance(num_samples, int) or num_samples < 2:
+            raise ValueError(f"num_samples={num_samples!r} must be a whole number of pairs, at least 2.")
         if tile_bytes < 1:
             raise ValueError(f"tile_bytes={tile_bytes} must be positive; try {256 << 20}.")
         if wire_dtype is not None and not wire_dtype.is_floating_point:
@@ -113,20 +113,19 @@ class GlobalContrastiveLoss(nn.Module):
         self.num_samples, self.wire_dtype, self.tile_bytes = num_samples, wire_dtype, tile_bytes
         self.exchange = Exchange(process_group)
         device = torch.get_default_device() if device is None else torch.device(device)
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
         individual = self.algorithm.temperature == "individual"
         self.sample_state: SampleState | None = None
         if self.algorithm.fcco:
             own_tau = self.settings.tau if individual else None
-            self.sample_state = SampleState(
-                num_samples, self.exchange, own_tau, device, torch.get_default_dtype()
-            )
+            self.sample_state = SampleState(num_samples, self.exchange, own_tau, device, dtype)
         self.log_scale: nn.Parameter | None = None  # log(1/τ) of a global temperature
         if not individual:
-            log_scale = torch.tensor(-log(self.settings.tau), device=device, dtype=torch.get_default_dtype())
+            log_scale = torch.tensor(-log(self.settings.tau), device=device, dtype=dtype)
             self.log_scale = nn.Parameter(log_scale, requires_grad=self.algorithm.temperature == "learnable")
         self.set_epoch(0)
         self._fetch: Fetch | None = None
-        self._early_images: tuple[Tensor, Pending] | None = None
+        self._early_images: Pending | None = None
         self._checks = InputChecks(
             self.algorithm.name, num_samples if self.algorithm.fcco else None, self.exchange
         )
@@ -152,62 +151,67 @@ class GlobalContrastiveLoss(nn.Module):
         """Start to fetch the batch's state before the encoders run; forward then takes the same `index`."""
         if self.sample_state is None:
             return
-        if self._fetch is not None:
-            raise RuntimeError(
-                "prefetch was called twice; the step in between, with its forward, is missing."
-            )
         self._checks.index(index)
-        self._checks.batch(index.shape[0], self.device)
+        self._checks.batch(index.shape[0], self.device, self.training)
         self._fetch = self.sample_state.fetch(index)
 
     def gather_early(self, image_features: Tensor) -> None:
-        """Start to gather image features before the text encoder runs; forward then takes the same tensor."""
-        self._checks.batch(image_features.shape[0], self.device)
-        self._early_images = (image_features, self._send(image_features))
+        """Start to gather image features before the text encoder runs; forward then takes the same features.
+
+        Nothing happens without gradients, so that one worker alone may use the model for inference.
+        """
+        if torch.is_grad_enabled():
+            self._checks.batch(image_features.shape[0], self.device, self.training)
+            self._early_images = self._send(image_features)
 
     def undo_step(self, skipped: Tensor | bool) -> None:
         """Put the estimators back if the optimizer `skipped` this step, as it may with a GradScaler."""
-        if self.sample_state is not None:
-            self.sample_state.undo(skipped)
+        if self.sample_state is None or skipped is False:
+            return
+        if self._fetch is not None:
+            raise RuntimeError(
+                "Call undo_step before the next prefetch, which has read what is to be undone."
+            )
+        self.sample_state.undo(torch.as_tensor(skipped))
 
     def forward(
         self, image_features: Tensor, text_features: Tensor, index: Tensor | None = None
     ) -> LossOutput:
         """The loss of a batch. `index` may be left out for `mbcl`, which remembers nothing."""
-        self._checks.inputs(image_features, text_features, index, self.device)
+        fetch, self._fetch = self._fetch, None
+        early, self._early_images = self._early_images, None
+        self._checks.inputs(image_features, text_features, index, self.device, self.training)
+        if fetch is not None and fetch.index_b is not index:
+            raise RuntimeError("forward got another index than prefetch: pass the same tensor.")
+        if fetch is None and self.sample_state is not None and index is not None:
+            fetch = self.sample_state.fetch(index)
         grad = torch.is_grad_enabled()
         needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)
         with torch.no_grad(), kernel.full_precision(image_features.device):
-            step = self._step(image_features, text_features, index, needs)
+            features = self._gather_features(early, image_features, text_features)
+            step = self._step(features, fetch, needs)
         value = _WithGradients.apply(image_features, text_features, self.log_scale, *step.value_and_gradients)
         return LossOutput(value, step.stats)
 
-    def _step(self, image: Tensor, text: Tensor, index: Tensor | None, needs: tuple[bool, bool]) -> _Step:
-        """Algorithm 1, from the gather of features to the new estimators; gradients come with it."""
+    def _step(self, features: kernel.Features, fetch: Fetch | None, needs: tuple[bool, bool]) -> _Step:
+        """Algorithm 1, from the gathered features to the new estimators; gradients come with it."""
         settings, power = self.settings, self.algorithm.tau_power
-        features = self._gather_features(image, text)
-        (b, _), B = features.image_bd.shape, features.image_Bd.shape[0]
+        b, B, dtype = len(features.image_bd), len(features.image_Bd), features.image_bd.dtype
         local = slice(features.offset, features.offset + b)
-        fetch = self._take_fetch(index)
         log_u_B2, tau_B2 = (None, None) if fetch is None else fetch.wait()
-        tau_B2 = (
-            self._global_tau_B2(B, features.image_bd.dtype)
-            if tau_B2 is None
-            else tau_B2.to(features.image_bd)
-        )
+        tau_B2 = self._global_tau(dtype).expand(B, 2) if tau_B2 is None else tau_B2.to(dtype)
         tau_b2 = tau_B2[local]
 
         # Pass A: inner functions, then the estimators u, eq. (u:ema)
         sims = kernel.similarities(features, self.tile_bytes)
         inner = kernel.inner_estimates(features, sims, tau_b2)
-        log_u_b2 = (
-            inner.log_g if log_u_B2 is None else self._moved_log_u(log_u_B2[local].to(tau_b2), inner.log_g)
-        )
+        log_u_b2 = inner.log_g
+        if log_u_B2 is not None:
+            log_u_b2 = self._moved_log_u(log_u_B2[local].to(dtype), inner.log_g)
         log_outer_b2 = _log_outer(log_u_b2, settings.log_epsilon(B))
         weight_b2 = (inner.log_g - log_outer_b2).exp()  # g/(ε + u)
         q_b2 = inner.mean_a * weight_b2
-        s_ii = kernel.positive_similarity(features)[:, None]
-        lambda_b2 = s_ii / tau_b2 + log(B - 1) + log_outer_b2 + (1 - power) * tau_b2.log()
+        lambda_b2 = inner.s_ii[:, None] + tau_b2 * (log(B - 1) + log_outer_b2 + (1 - power) * tau_b2.log())
 
         # On the network: λ and log u of each sample (and the gradient of its τ), Σq and the largest weight
         scalars = [lambda_b2, log_u_b2]
@@ -229,51 +233,33 @@ class GlobalContrastiveLoss(nn.Module):
         log_scale_grad = None
         if self.log_scale is not None and self.log_scale.requires_grad:
             tau = tau_B2[0, 0]
-            log_scale_grad = -tau * temperature.global_gradient(settings, tau, mean)  # d/d log(1/τ)
+            log_scale_grad = -tau * temperature.global_gradient(settings, tau, mean)  # log_scale is log(1/τ)
 
         # Pass B: gradients of the local features, ready to be averaged over workers: 1/b = K/B
-        positive_b = (weight_b2 * tau_b2 ** (power - 1)).sum(1)
-        gradients = kernel.feature_gradients(
-            features, sims, tau_B2, lambda_B2, positive_b, settings.scale / b, needs
-        )
+        gradients = kernel.feature_gradients(features, sims, tau_B2, lambda_B2, settings.scale / b, needs)
         stats = self._stats(value, mean, tau_B2, log_u_B2, totals_K2[:, 1].max())
         return _Step((value, *gradients, log_scale_grad), stats)
 
-    def _gather_features(self, image: Tensor, text: Tensor) -> kernel.Features:
+    def _gather_features(self, early: Pending | None, image: Tensor, text: Tensor) -> kernel.Features:
         """Local and global features in float32, or float64; the local ones as rounded as the others."""
-        early, self._early_images = self._early_images, None
-        if early is not None and early[0] is not image:
-            raise RuntimeError("forward got other image features than gather_early: pass the same tensor.")
-        pending = (early[1] if early else self._send(image)), self._send(text)
+        pending = early or self._send(image), self._send(text)
         dtype = torch.float64 if image.dtype == torch.float64 else torch.float32
-        image_Bd, text_Bd = (p.wait().to(dtype) for p in pending)
-        b, offset = image.shape[0], self.exchange.rank * image.shape[0]
-        return kernel.Features(
-            image_Bd[offset : offset + b], text_Bd[offset : offset + b], image_Bd, text_Bd, offset
-        )
+        image_Bd, text_Bd = (features.wait().to(dtype) for features in pending)
+        b = len(image)
+        local = slice(self.exchange.rank * b, (self.exchange.rank + 1) * b)
+        return kernel.Features(image_Bd[local], text_Bd[local], image_Bd, text_Bd, local.start)
 
     def _send(self, features: Tensor) -> Pending:
         return self.exchange.gather(features.detach().to(self.wire_dtype or features.dtype))
 
-    def _take_fetch(self, index: Tensor | None) -> Fetch | None:
-        if self.sample_state is None:
-            return None
-        fetch, self._fetch = self._fetch, None
-        if fetch is None:
-            assert index is not None  # InputChecks saw to it
-            return self.sample_state.fetch(index)
-        if fetch.index_b is not index:
-            raise RuntimeError("forward got another index than prefetch: pass the same tensor.")
-        return fetch
-
-    def _global_tau_B2(self, B: int, dtype: torch.dtype) -> Tensor:
+    def _global_tau(self, dtype: torch.dtype) -> Tensor:
         assert self.log_scale is not None
         temperature.clamp_log_scale_(self.log_scale, self.settings.tau_min)
-        return (-self.log_scale.to(dtype)).exp().expand(B, 2)
+        return (-self.log_scale.to(dtype)).exp()
 
     def _moved_log_u(self, log_u: Tensor, log_g: Tensor) -> Tensor:
         """eq. (u:ema) in log space; a sample's first visit takes the batch's estimate."""
-        remembered = log1m(self.gamma) + log_u
+        remembered = _log1m(self.gamma) + log_u
         moved = torch.logaddexp(remembered, log(self.gamma) + log_g)
         return torch.where(log_u == -torch.inf, log_g, moved)
 
@@ -319,21 +305,27 @@ class GlobalContrastiveLoss(nn.Module):
         if self.sample_state is not None:
             destination.update({prefix + name: rows for name, rows in self.sample_state.state_dict().items()})
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
+    def _load_from_state_dict(
+        self, state_dict, prefix, metadata, strict, missing, unexpected, errors
+    ) -> None:
+        """All workers must call it: they count the visited samples together."""
         if self.sample_state is not None:
-            keys = {name: prefix + name for name in self.sample_state.columns}
-            missing = [key for key in keys.values() if key not in state_dict]
-            if missing:
-                raise KeyError(
-                    f"The saved state has no {', '.join(missing)}: it is not one of {self.algorithm.name}."
-                )
-            self.sample_state.load_state_dict({name: state_dict.pop(key) for name, key in keys.items()})
-        super()._load_from_state_dict(state_dict, prefix, *args)
+            saved = {name: state_dict.pop(prefix + name, None) for name in self.sample_state.columns}
+            sizes = {column.shape[0] for column in saved.values() if column is not None}
+            if None in saved.values():
+                missing.extend(prefix + name for name, column in saved.items() if column is None)
+            elif sizes != {self.num_samples}:
+                errors.append(f"the saved state has {max(sizes):,} samples, this loss {self.num_samples:,}.")
+            else:
+                self.sample_state.load_state_dict(saved)
+            self._fetch = None
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
     def _apply(self, fn, recurse: bool = True) -> GlobalContrastiveLoss:
         """`.to(…)` and its like move the state too, and leave it and log_scale in float32 or float64."""
         if self.sample_state is not None:
             self.sample_state.move(fn)
+            self._fetch = None
         return super()._apply(lambda tensor: keep_precise(fn, tensor), recurse)
 
     def extra_repr(self) -> str:
@@ -380,6 +372,6 @@ def _log_outer(log_u: Tensor, log_epsilon: float) -> Tensor:
     return torch.logaddexp(log_u, log_u.new_full((), log_epsilon))
 
 
-def log1m(gamma: float) -> float:
+def _log1m(gamma: float) -> float:
     """log(1 − γ), −inf at γ = 1."""
     return log(1 - gamma) if gamma < 1 else float("-inf")

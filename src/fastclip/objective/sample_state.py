@@ -32,12 +32,11 @@ class Fetch:
     known_B: Tensor
     """Whether the id exists at all."""
     pending: Pending
-    log_u_only: bool
 
     def wait(self) -> tuple[Tensor, Tensor | None]:
         """log u (B×2), and τ (B×2) or None. An id that does not exist gets NaN: it cannot pass unseen."""
         values_Bc = self.pending.wait().masked_fill(~self.known_B[:, None], torch.nan)
-        return values_Bc[:, :2], None if self.log_u_only else values_Bc[:, 2:]
+        return values_Bc[:, :2], values_Bc[:, 2:] if values_Bc.shape[1] > 2 else None
 
 
 class SampleState:
@@ -71,6 +70,8 @@ class SampleState:
 
     def fetch(self, index_b: Tensor) -> Fetch:
         """Start to bring the global batch's rows to every worker: owners fill in theirs, a sum joins them."""
+        if index_b.device.type == "cpu" and self.device.type == "cuda":
+            index_b = index_b.pin_memory()  # a copy from pageable memory would wait for the device
         id_B = self.exchange.gather(index_b.to(self.device, torch.int64, non_blocking=True)).wait()
         row_B = id_B - self.start
         mine_B = (row_B >= 0) & (row_B < self.held)
@@ -78,7 +79,7 @@ class SampleState:
         fetched = [self.columns[name].index_select(0, row_B) for name in self._fetched]
         values_Bc = torch.cat(fetched, dim=1).masked_fill_(~mine_B[:, None], 0.0)
         known_B = (id_B >= 0) & (id_B < self.num_samples)
-        return Fetch(index_b, id_B, row_B, known_B, self.exchange.sum(values_Bc), len(fetched) == 1)
+        return Fetch(index_b, id_B, row_B, known_B, self.exchange.sum(values_Bc))
 
     def write(self, fetch: Fetch, new: Callable[[Columns], Columns], finite: Tensor) -> None:
         """Put back the batch's rows: `new` turns the old columns of the batch into those that change.
@@ -96,14 +97,13 @@ class SampleState:
         unvisited_B = fetch.pending.tensor[:, 0] == -torch.inf
         self.visited += (writes_B & unvisited_B).sum()
 
-    def undo(self, skipped: Tensor | bool) -> None:
+    def undo(self, skipped: Tensor) -> None:
         """Where `skipped` is true, take the last write back."""
         if self._undo is None:
             raise RuntimeError("There is no step to undo: call this once, after the step's forward.")
         target_B, old, visited = self._undo
         self._undo = None
-        if isinstance(skipped, bool):
-            skipped = torch.full_like(self.visited, skipped, dtype=torch.bool)
+        skipped = skipped.to(self.device).bool()
         target_B = torch.where(skipped, target_B, self.held)
         for name, values in old.items():
             self.columns[name].index_copy_(0, target_B, values)
@@ -123,13 +123,8 @@ class SampleState:
         return {name: self._as_sharded(column[: self.held]) for name, column in self.columns.items()}
 
     def load_state_dict(self, saved: Columns) -> None:
-        """Take this worker's rows: out of DTensors of this world size, or out of whole tensors."""
+        """Take this worker's rows from DTensors of this world size, or from whole tensors; all must call."""
         for name, column in self.columns.items():
-            if saved[name].shape[0] != self.num_samples:
-                raise ValueError(
-                    f"The saved state's {name} has {saved[name].shape[0]:,} samples, "
-                    f"this loss {self.num_samples:,}: load it into a loss of the same num_samples."
-                )
             column[: self.held].copy_(self._own_rows(saved[name]))
         self._undo = None
         count = (self.columns["log_u"][: self.held, 0] > -torch.inf).sum()
