@@ -1,0 +1,80 @@
+"""Speed of the data layer's bookkeeping: looking up a batch among 300 million pairs, indexing shards."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from benchmarks.record import save
+from fastclip.data.manifest import ROW, Manifest, open_manifest
+from fastclip.data.order import Order
+
+ROWS, BATCH, SEED = 300_000_000, 5120, 0
+
+
+def lookup(folder: Path) -> dict:
+    """Order and manifest rows of global batches; the rows are a sparse file, cached when touched."""
+    shards = 30_000
+    files = [{"path": f"/{i}.tar", "kind": "tar", "rows": ROWS // shards} for i in range(shards)]
+    about = {"pairs": ROWS, "fingerprint": "", "problems": {}, "columns": [None, None], "files": files}
+    (folder / "manifest.json").write_text(json.dumps(about))
+    (folder / "strings.bin").touch()
+    with (folder / "rows.bin").open("wb") as rows:
+        rows.truncate(ROWS * ROW.itemsize)
+    start = perf_counter()
+    manifest = Manifest(folder)
+    orders = {
+        shuffle: Order(ROWS, BATCH, SEED, shuffle, manifest.block_ends()) for shuffle in ("full", "blocks")
+    }
+    for order in orders.values():
+        order.global_batch(0)
+    figures = {"start_seconds": round(perf_counter() - start, 3)}
+    for shuffle, order in orders.items():
+        times = []
+        for step in range(40):
+            manifest.find(order.global_batch(step).ids)  # warms the pages
+            start = perf_counter()
+            manifest.find(order.global_batch(step).ids)
+            times.append(perf_counter() - start)
+        figures[f"{shuffle}_milliseconds"] = round(1e3 * median(times), 3)
+    own = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    figures["memory_besides_mapped_files_mib"] = round(int(own[1]) / 1024)
+    return figures
+
+
+def indexing(folder: Path, members: int = 60_000) -> dict:
+    """Members a minute of one core: small images, their captions and the JSON that img2dataset adds."""
+    for shard in range(3):
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for i in range(members // 9):
+                for extension, size in (("jpg", 4000), ("txt", 60), ("json", 500)):
+                    info = tarfile.TarInfo(f"{shard:05d}{i:05d}.{extension}")
+                    info.size = size
+                    tar.addfile(info, io.BytesIO(bytes(size)))
+    start = perf_counter()
+    manifest = open_manifest(str(folder))
+    seconds = perf_counter() - start
+    return {"pairs": len(manifest), "members_per_minute": round(members / seconds * 60)}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        os.environ["FASTCLIP_CACHE"] = temporary + "/cache"
+        folders = [Path(temporary, name) for name in ("rows", "shards")]
+        for folder in folders:
+            folder.mkdir()
+        figures = {"lookup": lookup(folders[0]), "index": indexing(folders[1])}
+    for name, figure in figures.items():
+        print(name, figure)
+    save("data_lookup", SEED, {"rows": ROWS, "batch": BATCH, **figures})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""A doctor's look at a collection before a long run: what is in it, what is broken, how fast it is read."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from fastclip.data.decode import Augment, BadImage, decoder, upright_rgb
+from fastclip.data.manifest import Manifest
+from fastclip.objective.algorithms import ALGORITHMS
+
+_CHUNK = 512
+
+
+@dataclass
+class Report:
+    """Everything that `fastclip data check` shows; images and captions are those of the pairs looked at."""
+
+    pairs: int
+    looked_at: int
+    left_out: dict[str, int]
+    """Pairs that indexing left out, by reason."""
+    unreadable: dict[str, int]
+    """Pairs whose image or caption cannot be used, by reason."""
+    worst_files: dict[str, int]
+    same_image: int
+    """Pairs whose image is byte for byte that of an earlier pair."""
+    same_pair: int
+    """Those whose caption is the same as well."""
+    same_caption: int
+    """Pairs whose caption stands at an earlier pair: in one batch they would be false negatives."""
+    caption_words: dict[str, float]
+    truncated_captions: int
+    """Captions that the tokenizer cuts."""
+    context_length: int
+    width: dict[str, float]
+    height: dict[str, float]
+    formats: dict[str, int]
+    images_per_second_per_core: float
+    hours_per_epoch_per_core: float
+    state_mib: dict[str, float] = field(default_factory=dict)
+    """Memory of the sample state over all workers, by algorithm."""
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def check(
+    manifest: Manifest,
+    tokenizer,
+    *,
+    most: int | None = None,
+    jobs: int | None = None,
+    augment: Augment | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Read, decode and tokenise every pair, or `most` of them evenly spread."""
+    n = len(manifest)
+    samples = np.unique(np.linspace(0, n - 1, min(n, most or n)).astype(np.int64)).tolist()
+    chunks = [samples[i : i + _CHUNK] for i in range(0, len(samples), _CHUNK)]
+    found = _Findings()
+    for done, part in enumerate(_look_at_all(manifest, chunks, jobs or os.cpu_count() or 1), start=1):
+        found.add(part)
+        if progress:
+            progress(min(done * _CHUNK, len(samples)), len(samples))
+    lengths, context = _token_lengths(tokenizer, found.captions)
+    speed = decode_speed(manifest, augment or Augment())
+    return Report(
+        pairs=n,
+        looked_at=len(samples),
+        left_out=manifest.problem_counts,
+        unreadable=dict(found.reasons.most_common()),
+        worst_files=dict(found.files.most_common(5)),
+        same_image=sum(found.images.values()) - len(found.images),
+        same_pair=sum(found.pairs.values()) - len(found.pairs),
+        same_caption=len(found.captions) - len(set(found.captions)),
+        caption_words=_quantiles([len(caption.split()) for caption in found.captions]),
+        truncated_captions=sum(length > context for length in lengths),
+        context_length=context,
+        width=_quantiles([size[0] for size in found.sizes]),
+        height=_quantiles([size[1] for size in found.sizes]),
+        formats=dict(found.formats.most_common()),
+        images_per_second_per_core=round(speed, 1),
+        hours_per_epoch_per_core=round(n / speed / 3600, 2) if speed else float("nan"),
+        state_mib=state_memory(n),
+    )
+
+
+class _Findings:
+    def __init__(self) -> None:
+        self.captions: list[str] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.formats, self.reasons, self.files = Counter[str](), Counter[str](), Counter[str]()
+        self.images, self.pairs = Counter[bytes](), Counter[bytes]()
+
+    def add(self, looks: list[dict]) -> None:
+        for look in looks:
+            if look["bad"]:
+                self.reasons[look["bad"]] += 1
+                self.files[look["file"]] += 1
+                continue
+            self.captions.append(look["caption"])
+            self.sizes.append(look["size"])
+            self.formats[look["format"]] += 1
+            self.images[look["hash"]] += 1
+            self.pairs[look["hash"] + look["caption"].encode()] += 1
+
+
+def _look_at_all(manifest: Manifest, chunks: list[list[int]], jobs: int):
+    if jobs == 1 or len(chunks) < 4:
+        for chunk in chunks:
+            yield _look_at(manifest.folder, chunk)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield from pool.map(_look_at, [manifest.folder] * len(chunks), chunks)
+
+
+def _look_at(folder: Path, samples: list[int]) -> list[dict]:
+    manifest, looks = Manifest(folder), []
+    for sample in samples:
+        look: dict[str, Any] = {"file": manifest.where(sample), "bad": ""}
+        try:
+            pair = manifest.read(sample)
+            image = upright_rgb(pair.image)
+            if not pair.caption.strip():
+                raise BadImage("empty caption")
+            look["format"] = Image.open(io.BytesIO(pair.image)).format or "?"
+            look |= {"caption": pair.caption.strip(), "size": image.size}
+            look["hash"] = blake2b(pair.image, digest_size=8).digest()
+        except (BadImage, OSError) as error:
+            look["bad"] = str(error)
+        looks.append(look)
+    return looks
+
+
+def _token_lengths(tokenizer, captions: list[str]) -> tuple[list[int], int]:
+    """Tokens of each caption with its two ends, before any are cut, and how many the model takes."""
+    context = tokenizer.context_length
+    if not hasattr(tokenizer, "encode"):
+        return [], context
+    return [len(tokenizer.encode(caption)) + 2 for caption in captions], context
+
+
+def _quantiles(numbers: list[int]) -> dict[str, float]:
+    if not numbers:
+        return {}
+    names = {"min": 0, "5%": 5, "median": 50, "95%": 95, "max": 100}
+    return {name: float(np.percentile(numbers, q)) for name, q in names.items()}
+
+
+def decode_speed(manifest: Manifest, augment: Augment, seconds: float = 2.0) -> float:
+    """Images a second of one core, read from the disk, decoded and augmented by the exact decoder."""
+    exact, done = decoder("exact", augment), 0
+    some = np.linspace(0, len(manifest) - 1, min(len(manifest), 2000)).astype(int).tolist()
+    start = time.perf_counter()
+    for sample in some:
+        try:
+            exact.train(manifest.read(sample).image, seed=sample)
+            done += 1
+        except (BadImage, OSError):
+            continue
+        if time.perf_counter() - start > seconds:
+            break
+    return done / (time.perf_counter() - start)
+
+
+def state_memory(n: int) -> dict[str, float]:
+    """MiB that the loss remembers of n samples, over all workers together."""
+    columns = {"constant": 2, "learnable": 2, "individual": 9}
+    return {
+        name: round((4 * columns[row.temperature] if row.fcco else 0) * n / 2**20, 2)
+        for name, row in ALGORITHMS.items()
+    }
+
+
+def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int = 6, rows: int = 4) -> None:
+    """A PNG of random pairs: what a person would look at first."""
+    cell, text = 160, 34
+    sheet = Image.new("RGB", (columns * cell, rows * (cell + text)), "white")
+    draw = ImageDraw.Draw(sheet)
+    chosen = np.random.default_rng(seed).choice(
+        len(manifest), min(len(manifest), columns * rows), replace=False
+    )
+    for slot, sample in enumerate(np.sort(chosen).tolist()):
+        x, y = slot % columns * cell, slot // columns * (cell + text)
+        try:
+            pair = manifest.read(sample)
+            image = upright_rgb(pair.image)
+            scale = (cell - 12) / max(image.size)
+            shown = image.resize(
+                [max(1, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC
+            )
+            sheet.paste(shown, (x + (cell - shown.width) // 2, y + (cell - shown.height) // 2))
+            caption = pair.caption.strip()
+        except (BadImage, OSError) as error:
+            caption = f"[{error}]"
+        for line, words in enumerate(_wrap(caption, 26)[:2]):
+            draw.text((x + 6, y + cell + 12 * line), words, fill="black")
+    sheet.save(path)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    import textwrap
+
+    plain = text.encode("latin-1", errors="replace").decode("latin-1")
+    return textwrap.wrap(plain, width) or [""]

@@ -1,0 +1,139 @@
+"""The verbs `fastclip data …`: thin, they print what the data layer finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from fastclip.progress import progress
+
+
+def get(name: Literal["emoji", "icons", "scenes"], out: Path | None = None, jobs: int | None = None) -> None:
+    """Get image-text pairs and evaluation tasks. It can be interrupted and called again.
+
+    Args:
+        name: emoji, coloured emoji of five sets, to be tested on five others (minutes; needs npm);
+            icons, some 300,000 icons, to be tested on sets held out whole (a quarter of an hour; needs npm);
+            scenes, captioned coloured shapes, generated in seconds (needs nothing).
+        out: folder to write; data/NAME if left out.
+        jobs: processes that render; all cores if left out.
+    """
+    from fastclip.data import library
+
+    folder = library.get(name, out or Path("data") / name, jobs=jobs)
+    print(f"{folder} is ready. Train on {folder / 'train'}, test on {folder / 'tasks'}.")
+
+
+def index(
+    path: list[str] | str,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    json: bool = False,
+) -> None:
+    """Index a collection in one pass over its headers. Training does it by itself if it was not done before.
+
+    Args:
+        path: tar shards (braces and globs too), a CSV, TSV or Parquet table, a folder, or a [list, of, them].
+        image_column: a table's column with the image, if it has an unusual name.
+        caption_column: a table's column with the caption, if it has an unusual name.
+        json: print JSON instead of text.
+    """
+    from fastclip.data.manifest import open_manifest
+
+    with progress("indexing", "bytes") as update:
+        manifest = open_manifest(
+            path, image_column=image_column, caption_column=caption_column, progress=update
+        )
+    found = {
+        "pairs": len(manifest),
+        "files": len(manifest.files),
+        "left_out": manifest.problem_counts,
+        "fingerprint": manifest.fingerprint,
+    }
+    if json:
+        _print_json(found)
+        return
+    print(f"{found['pairs']:,} pairs in {found['files']:,} files, fingerprint {manifest.fingerprint}")
+    for reason, count in manifest.problem_counts.items():
+        print(f"left out: {count:,} × {reason}")
+
+
+def check(
+    path: list[str] | str,
+    tokenizer: str = "ViT-B-32",
+    sheet: Path = Path("pairs.png"),
+    most: int | None = None,
+    jobs: int | None = None,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    json: bool = False,
+) -> None:
+    """A doctor's page of a collection: reads and decodes the pairs, and writes a contact sheet of some.
+
+    Args:
+        path: as for `fastclip data index`.
+        tokenizer: open_clip model whose tokenizer cuts the captions.
+        sheet: where the contact sheet goes.
+        most: look at this many pairs, evenly spread, instead of all.
+        jobs: processes; all cores if left out.
+        image_column: a table's column with the image, if it has an unusual name.
+        caption_column: a table's column with the caption, if it has an unusual name.
+        json: print JSON instead of a table.
+    """
+    import open_clip
+
+    from fastclip.data.check import check as look
+    from fastclip.data.check import contact_sheet
+    from fastclip.data.manifest import open_manifest
+
+    with progress("indexing", "bytes") as update:
+        manifest = open_manifest(
+            path, image_column=image_column, caption_column=caption_column, progress=update
+        )
+    with progress("looking at pairs", "pairs") as update:
+        report = look(manifest, open_clip.get_tokenizer(tokenizer), most=most, jobs=jobs, progress=update)
+    contact_sheet(manifest, sheet)
+    if json:
+        _print_json(report.as_dict() | {"sheet": str(sheet)})
+    else:
+        _print_report(report, sheet)
+
+
+def _print_json(thing: dict) -> None:
+    print(json.dumps(thing, indent=2))
+
+
+def _print_report(report, sheet: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def spread(quantiles: dict[str, float], unit: str) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in quantiles.items()) + f" {unit}"
+
+    def counts(numbers: dict[str, int]) -> str:
+        return "; ".join(f"{count:,} × {what}" for what, count in numbers.items()) or "none"
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "pairs": f"{report.pairs:,}, of which {report.looked_at:,} were looked at",
+        "left out by the index": counts(report.left_out),
+        "unreadable": counts(report.unreadable),
+        "worst files": counts(report.worst_files),
+        "same image as an earlier pair": f"{report.same_image:,} ({report.same_pair:,} with its caption)",
+        "same caption as an earlier pair": f"{report.same_caption:,}",
+        "caption length": spread(report.caption_words, "words"),
+        "captions cut by the tokenizer": f"{report.truncated_captions:,} (> {report.context_length} tokens)",
+        "image width": spread(report.width, "px"),
+        "image height": spread(report.height, "px"),
+        "formats": counts(report.formats),
+        "decoding": f"{report.images_per_second_per_core:,.0f} images a second and core, "
+        f"{report.hours_per_epoch_per_core:g} core-hours an epoch",
+        "sample state, all workers": ", ".join(
+            f"{name} {m:g} MiB" for name, m in report.state_mib.items() if m
+        ),
+        "contact sheet": str(sheet),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(width=None if Console().is_terminal else 160).print(table)

@@ -1,0 +1,128 @@
+"""A collection's decoded images, kept as uint8 in memory that all processes share.
+
+They live in a memory-mapped file of the cache: one copy for all workers and ranks, there again for the next
+run. For small collections on CPUs, where decoding would take longer than training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from fastclip.data.cache import built_once, cache_folder
+from fastclip.data.decode import BadImage, upright_rgb
+from fastclip.data.manifest import Manifest
+
+PLACE = np.dtype([("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: could not be decoded
+_CHUNK = 256
+Decoded = tuple[int, tuple[int, int], bytes, str]  # id, height and width, pixels, what is wrong
+
+
+class KeptImages:
+    """Decoded images by id."""
+
+    def __init__(self, folder: Path, n: int):
+        self.places = np.memmap(folder / "places.bin", dtype=PLACE, mode="r", shape=(n,))
+        self.pixels = np.memmap(folder / "pixels.bin", dtype=np.uint8, mode="r")
+        self.reasons: dict[str, str] = json.loads((folder / "bad.json").read_text())
+
+    @classmethod
+    def open(
+        cls,
+        manifest: Manifest,
+        max_pixels: int,
+        *,
+        jobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> KeptImages:
+        """Decode the collection, unless that was done before; refuses one that would not fit into memory."""
+        folder = cache_folder("decoded") / f"{manifest.fingerprint}-{max_pixels}"
+        with built_once(folder):
+            if not folder.exists():
+                _check_fits(manifest, max_pixels)
+                _build(folder, manifest, max_pixels, jobs or os.cpu_count() or 1, progress)
+        return cls(folder, len(manifest))
+
+    def image(self, sample: int) -> np.ndarray:
+        """Height × width × 3."""
+        place = self.places[sample]
+        offset, height, width = int(place["offset"]), int(place["height"]), int(place["width"])
+        if not height:
+            raise BadImage(self.reasons[str(sample)])
+        return self.pixels[offset : offset + height * width * 3].reshape(height, width, 3)
+
+
+def _check_fits(manifest: Manifest, max_pixels: int) -> None:
+    some = np.linspace(0, len(manifest) - 1, min(64, len(manifest))).astype(int).tolist()
+    sizes = [len(pixels) for _, _, pixels, _ in _decode_chunk(manifest.folder, some, max_pixels)]
+    needed = sum(sizes) / len(sizes) * len(manifest)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > 0.7 * free:
+        raise MemoryError(
+            f"The {len(manifest):,} decoded images need about {needed / 2**30:.1f} GiB, "
+            f"and {free / 2**30:.1f} GiB are free. Train without keeping them decoded."
+        )
+
+
+def _build(
+    folder: Path, manifest: Manifest, max_pixels: int, jobs: int, progress: Callable[[int, int], None] | None
+) -> None:
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    places = np.zeros(len(manifest), dtype=PLACE)
+    reasons: dict[int, str] = {}
+    offset = 0
+    with (part / "pixels.bin").open("wb") as file:
+        for done, (sample, shape, pixels, reason) in enumerate(
+            _decode_all(manifest, max_pixels, jobs), start=1
+        ):
+            places[sample] = (offset, *shape)
+            offset += file.write(pixels)
+            if reason:
+                reasons[sample] = reason
+            if progress and done % _CHUNK == 0:
+                progress(done, len(manifest))
+        file.write(b"\0")  # an empty file could not be mapped
+    places.tofile(part / "places.bin")
+    (part / "bad.json").write_text(json.dumps(reasons))
+    part.rename(folder)
+
+
+def _decode_all(manifest: Manifest, max_pixels: int, jobs: int) -> Iterator[Decoded]:
+    """Every sample in the order of ids; on several cores if that is worth starting processes for."""
+    n = len(manifest)
+    chunks = (list(range(i, min(i + _CHUNK, n))) for i in range(0, n, _CHUNK))
+    if jobs == 1 or n <= 4 * _CHUNK:
+        for chunk in chunks:
+            yield from _decode_chunk(manifest.folder, chunk, max_pixels)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        pending = deque(
+            pool.submit(_decode_chunk, manifest.folder, c, max_pixels) for c in islice(chunks, 2 * jobs)
+        )
+        while pending:
+            yield from pending.popleft().result()
+            pending.extend(
+                pool.submit(_decode_chunk, manifest.folder, c, max_pixels) for c in islice(chunks, 1)
+            )
+
+
+def _decode_chunk(folder: Path, samples: list[int], max_pixels: int) -> list[Decoded]:
+    manifest, decoded = Manifest(folder), []
+    for sample in samples:
+        try:
+            image = upright_rgb(manifest.read(sample).image, max_pixels)
+            decoded.append((sample, (image.height, image.width), image.tobytes(), ""))
+        except (BadImage, OSError) as error:
+            decoded.append((sample, (0, 0), b"", str(error)))
+    return decoded

@@ -1,0 +1,215 @@
+"""Batches of pairs on torch's DataLoader: read, decoded, augmented and tokenised in workers.
+
+A step's batch is a pure function of the collection, the seed and the step: each sample's randomness comes
+from (seed, epoch, id), so neither the number of workers nor the world size changes a bit of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fastclip.data.decode import BadImage, Decoder
+from fastclip.data.kept import KeptImages
+from fastclip.data.manifest import Manifest, Place
+from fastclip.data.order import Order, sample_seed
+
+log = logging.getLogger(__name__)
+_NEIGHBOURS = 32  # how many samples in a row may be unusable before we stop looking for a replacement
+
+
+class BadSample(NamedTuple):
+    """A pair that could not be used, and why."""
+
+    id: int
+    file: str
+    reason: str
+
+
+class TooManyBadSamples(RuntimeError):
+    """More than `max_bad` of the collection cannot be used."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One worker's part of a step."""
+
+    step: int
+    epoch: int
+    images: Tensor  # as the decoder makes them; `PairLoader.finish` brings them to the device
+    tokens: Tensor
+    index: Tensor  # the ids of the pairs that are really here: a replaced pair has its replacement's
+    bad: list[BadSample]
+
+    def pin_memory(self) -> Batch:
+        """What DataLoader calls before a copy to a GPU."""
+        pinned = {name: getattr(self, name).pin_memory() for name in ("images", "tokens", "index")}
+        return replace(self, **pinned)
+
+
+class Tokenizer(Protocol):
+    def __call__(self, texts: list[str]) -> Tensor: ...
+
+
+class PairLoader:
+    """Iterates over the local batches of steps [start_step, stop_step).
+
+    Args:
+        tokenizer: captions → token ids, as open_clip's tokenizers.
+        workers: processes that decode; 0 decodes in this one. Results do not depend on it.
+        kept: the collection's decoded images, if they are kept (`KeptImages.open`).
+        max_bad: share of the collection that may be unusable before the loader stops.
+        timeout: seconds after which a stalled worker is an error; 0 waits for ever.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        order: Order,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        *,
+        stop_step: int,
+        start_step: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        workers: int = 2,
+        kept: KeptImages | None = None,
+        max_bad: float = 0.01,
+        timeout: float = 0,
+    ):
+        if order.n != len(manifest):
+            raise ValueError(f"The order is for {order.n:,} samples, the manifest has {len(manifest):,}.")
+        if not 0 <= max_bad < 1:
+            raise ValueError(f"max_bad={max_bad} must lie in [0, 1); try 0.01.")
+        self.decoder, self.bad = decoder, BadTally(manifest, max_bad, world_size)
+        pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, kept)
+        self._loader = DataLoader(
+            pairs,
+            sampler=range(start_step, stop_step),
+            batch_size=None,  # the data set makes whole batches
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            pin_memory=torch.cuda.is_available(),
+            timeout=timeout if workers else 0,
+            prefetch_factor=4 if workers else None,
+            generator=torch.Generator(),  # or it would draw from the process's own
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            self.bad.add(batch)
+            yield batch
+
+    def finish(self, images: Tensor, device: torch.device) -> Tensor:
+        """A batch's images on the device, as float32 with mean and deviation taken out."""
+        return self.decoder.finish(images, device)
+
+
+class BadTally:
+    """Counts what could not be used, says it once a sample, and stops when it is too much."""
+
+    def __init__(self, manifest: Manifest, max_bad: float, world_size: int = 1):
+        # An epoch's share of this worker; pairs that indexing left out count as well.
+        left_out = sum(manifest.problem_counts.values())
+        self.allowed = max_bad * (len(manifest) + left_out) / world_size
+        self.left_out = left_out / world_size
+        self.manifest, self.max_bad = manifest, max_bad
+        self.reasons: Counter[str] = Counter()
+        self.files: Counter[str] = Counter()
+        self._epoch, self._seen = -1, set[int]()
+        self._check()
+
+    def add(self, batch: Batch) -> None:
+        if batch.epoch != self._epoch:
+            self._epoch, self._seen = batch.epoch, set()
+        for sample in batch.bad:
+            if sample.id not in self._seen:
+                self._seen.add(sample.id)
+                self.reasons[sample.reason] += 1
+                self.files[sample.file] += 1
+                log.warning("sample %d of %s is left out: %s", *sample)
+        self._check()
+
+    def total(self) -> int:
+        """How often a bad sample was met and replaced."""
+        return sum(self.reasons.values())
+
+    def _check(self) -> None:
+        if len(self._seen) + self.left_out <= self.allowed:
+            return
+        files, reasons = self.files.copy(), self.reasons.copy()
+        for problem in self.manifest.problems():
+            files[problem.file] += 1
+            reasons[problem.reason] += 1
+        worst = ", ".join(f"{file} ({count:,})" for file, count in files.most_common(3))
+        why = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
+        raise TooManyBadSamples(
+            f"More than {self.max_bad:.1%} of the pairs cannot be used: {why}. The worst files: {worst}. "
+            "Look at them with `fastclip data check`, or allow more with a larger max_bad."
+        )
+
+
+class _StepDataset(Dataset):
+    """Item t is the local batch of step t."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        order: Order,
+        decoder: Decoder,
+        tokenizer: Callable[[list[str]], Tensor],
+        rank: int,
+        world_size: int,
+        kept: KeptImages | None,
+    ):
+        self.manifest, self.order, self.decoder, self.tokenizer = manifest, order, decoder, tokenizer
+        self.rank, self.world_size, self.kept = rank, world_size, kept
+
+    def __getitem__(self, step: int) -> Batch:
+        samples = self.order.local_batch(step, self.rank, self.world_size)
+        bad: list[BadSample] = []
+        images, captions, ids = [], [], []
+        rows = self.manifest.find(samples.ids)
+        for sample, epoch, row in zip(samples.ids.tolist(), samples.epochs.tolist(), rows, strict=True):
+            image, caption, used = self._load(sample, epoch, Place(*row.item()), bad)
+            images.append(image)
+            captions.append(caption)
+            ids.append(used)
+        tokens = self.tokenizer(captions)
+        return Batch(step, self.order.epoch_of(step), torch.stack(images), tokens, torch.tensor(ids), bad)
+
+    def _load(self, sample: int, epoch: int, place: Place, bad: list[BadSample]) -> tuple[Tensor, str, int]:
+        """The pair itself, or else its next usable neighbour."""
+        for step in range(_NEIGHBOURS):
+            candidate = (sample + step) % len(self.manifest)
+            if step:
+                place = self.manifest.place(candidate)
+            seed = sample_seed(self.order.seed, epoch, candidate)
+            try:
+                return (*self._pair(candidate, place, seed), candidate)
+            except (BadImage, OSError) as error:
+                bad.append(BadSample(candidate, self.manifest.where(candidate), str(error)))
+        raise TooManyBadSamples(
+            f"{_NEIGHBOURS} neighbouring pairs from {sample} on cannot be used; the last, in {bad[-1].file}: "
+            f"{bad[-1].reason}. Check the collection with `fastclip data check`."
+        )
+
+    def _pair(self, sample: int, place: Place, seed: int) -> tuple[Tensor, str]:
+        caption = self.manifest.caption_at(place).strip()
+        if not caption:
+            raise BadImage("empty caption")
+        if self.kept is not None:
+            return self.decoder.train_array(self.kept.image(sample), seed), caption
+        return self.decoder.train(self.manifest.image_at(place), seed), caption
+
+
+def _as_it_is(batch):
+    return batch

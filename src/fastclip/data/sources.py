@@ -1,0 +1,334 @@
+"""Which files a collection consists of, and the pairs that each of them holds.
+
+A collection is one path or several: tar shards (`key.jpg|jpeg|png|webp` with `key.txt`), tables (CSV, TSV,
+Parquet), or folders of images with captions beside them. What a path is, is told from the path itself.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fastclip.data.cache import is_remote, local_copy, remote_glob
+
+Kind = Literal["tar", "table", "folder"]
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+TABLE_EXTENSIONS = ("csv", "tsv", "parquet")
+# The names that open_clip, img2dataset, Hugging Face and common data sets use, in the order of trying
+IMAGE_COLUMNS = (
+    "filepath",
+    "file_path",
+    "image_path",
+    "img_path",
+    "file_name",
+    "filename",
+    "image",
+    "img",
+    "path",
+    "jpg",
+    "png",
+)
+CAPTION_COLUMNS = ("title", "caption", "text", "txt", "description", "sentence", "prompt", "captions")
+FOLDER_TABLES = ("metadata.jsonl", "captions.csv", "metadata.csv", "captions.tsv")
+
+
+class SourceError(ValueError):
+    """A path that holds no pairs, or not in a form that can be read."""
+
+
+class File(NamedTuple):
+    """One part of a collection: a shard, a table, or a folder."""
+
+    path: str
+    kind: Kind
+
+
+class Pair(NamedTuple):
+    """Where a pair is."""
+
+    image: tuple[int, int] | str | int
+    """Offset and size within a tar, the name of a file of its own, or a row of a Parquet file."""
+    caption: tuple[int, int] | str
+    """Offset and size within the tar, or the caption itself."""
+
+
+class Problem(NamedTuple):
+    """A pair that cannot be used, found while indexing."""
+
+    file: str
+    key: str
+    reason: str
+
+
+def find_files(paths: str | list[str]) -> list[File]:
+    """The files of a collection, in the byte order of their names within each path."""
+    files = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        for expanded in expand_braces(str(path)):
+            files += _find(expanded)
+    if not files:
+        raise SourceError("No path was given. Name tar shards, a table (CSV, TSV, Parquet) or a folder.")
+    return files
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`{000..012}` counts, `{a,b}` chooses; several may stand in one pattern."""
+    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
+    if not match:
+        return [pattern]
+    first, last, choices = match.groups()
+    if choices is None:
+        width = len(first) if first.startswith("0") else 0
+        parts = [str(i).zfill(width) for i in range(int(first), int(last) + 1)]
+    else:
+        parts = choices.split(",")
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    return [one for part in parts for one in expand_braces(before + part + after)]
+
+
+def _find(path: str) -> list[File]:
+    if any(sign in path for sign in "*?["):
+        found = remote_glob(path) if is_remote(path) else glob.glob(path, recursive=True)
+        if not found:
+            raise SourceError(f"{path} matches no file.")
+        return [file for name in sorted(found, key=os.fsencode) for file in _find_one(name)]
+    return _find_one(path)
+
+
+def _find_one(path: str) -> list[File]:
+    extension = path.rsplit(".", 1)[-1].lower()
+    if extension in ("gz", "tgz", "zst", "bz2", "xz"):
+        raise SourceError(
+            f"{path} is compressed, so its samples cannot be read one by one. Unpack it to .tar."
+        )
+    if not is_remote(path) and not os.path.exists(path):
+        raise SourceError(f"{path} does not exist.")
+    if extension == "tar":
+        return [File(path, "tar")]
+    if extension in TABLE_EXTENSIONS:
+        return [File(path, "table")]
+    if is_remote(path) or not os.path.isdir(path):
+        kinds = ", ".join(("tar", *TABLE_EXTENSIONS))
+        raise SourceError(
+            f"{path} is neither a folder nor one of {kinds}. Remote folders need a pattern: …/*.tar"
+        )
+    return _find_in_folder(path)
+
+
+def _find_in_folder(path: str) -> list[File]:
+    names = sorted(os.listdir(path), key=os.fsencode)
+    shards = [File(os.path.join(path, name), "tar") for name in names if name.endswith(".tar")]
+    if shards:
+        return shards  # img2dataset writes tables of its own beside its shards: they are not a second copy
+    if any(name in FOLDER_TABLES for name in names):
+        return [File(path, "folder")]
+    tables = [n for n in names if n.rsplit(".", 1)[-1].lower() in TABLE_EXTENSIONS]
+    if tables:
+        return [File(os.path.join(path, name), "table") for name in tables]
+    return [File(path, "folder")]
+
+
+def read_pairs(file: File, columns: tuple[str | None, str | None] = (None, None)) -> Iterator[Pair | Problem]:
+    """All pairs of a file in their order, and what is wrong with the others; images are not opened."""
+    if file.kind == "tar":
+        return _read_tar(file.path)
+    if file.kind == "folder":
+        return _read_folder(file.path, columns)
+    return _read_table(file.path, columns)
+
+
+def _read_tar(path: str) -> Iterator[Pair | Problem]:
+    """One pass over the headers. A pair's members need not be neighbours; the image's place is the pair's."""
+    images: dict[str, tuple[int, int]] = {}
+    captions: dict[str, tuple[int, int]] = {}
+    problems = []
+    with open(local_copy(path), "rb") as stream:
+        try:
+            with tarfile.open(fileobj=stream, mode="r:") as tar:
+                for member in tar:
+                    tar.members = []  # type: ignore[attr-defined]  # or it would keep them all
+                    if not member.isfile():
+                        continue
+                    key, extension = _split_key(member.name)
+                    place = (member.offset_data, member.size)
+                    kept = (
+                        images if extension in IMAGE_EXTENSIONS else captions if extension == "txt" else None
+                    )
+                    if kept is None:
+                        continue
+                    if key in kept:
+                        problems.append(Problem(path, key, f"duplicate key, second .{extension} left out"))
+                        continue
+                    kept[key] = place
+        except tarfile.TarError as error:
+            problems.append(
+                Problem(path, "", f"truncated or damaged tar after {len(images):,} images: {error}")
+            )
+        size = os.fstat(stream.fileno()).st_size
+    for key, image in images.items():
+        caption = captions.pop(key, None)
+        reason = _unusable(image, caption, size)
+        yield Problem(path, key, reason) if reason or caption is None else Pair(image, caption)
+    problems += [Problem(path, key, "caption without an image") for key in captions]
+    yield from problems
+
+
+def _unusable(image: tuple[int, int], caption: tuple[int, int] | None, file_size: int) -> str:
+    if sum(image) > file_size:
+        return "image cut off by the end of the tar"
+    if image[1] == 0:
+        return "image of 0 bytes"
+    if caption is None:
+        return "no caption"
+    if caption[1] == 0:
+        return "empty caption"
+    if sum(caption) > file_size:
+        return "caption cut off by the end of the tar"
+    return ""
+
+
+def _split_key(name: str) -> tuple[str, str]:
+    """webdataset's rule: the key ends at the first dot of the base name."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return folder + slash + stem, extension.lower()
+
+
+def _read_table(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    if path.lower().endswith(".parquet"):
+        return _read_parquet(path, columns)
+    return _read_csv(path, columns)
+
+
+def _read_csv(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    root = os.path.dirname(path)
+    with open(local_copy(path), newline="", encoding="utf-8-sig", errors="replace") as stream:
+        header = stream.readline()
+        delimiter = "\t" if header.count("\t") >= header.count(",") and "\t" in header else ","
+        stream.seek(0)
+        rows = csv.DictReader(stream, delimiter=delimiter)
+        image_column, caption_column = find_columns(path, list(rows.fieldnames or []), columns)
+        for row in rows:
+            yield _file_pair(path, root, row.get(image_column), row.get(caption_column))
+
+
+def find_columns(path: str, names: list[str], given: tuple[str | None, str | None]) -> tuple[str, str]:
+    """The image's and the caption's column: those given, else the first of the common names."""
+    found = []
+    lower = {name.lower(): name for name in reversed(names)}
+    for what, wanted, common in (
+        ("image", given[0], IMAGE_COLUMNS),
+        ("caption", given[1], CAPTION_COLUMNS),
+    ):
+        column = (
+            wanted
+            if wanted in names
+            else None
+            if wanted
+            else next((lower[c] for c in common if c in lower), None)
+        )
+        if column is None:
+            raise SourceError(
+                f"{path} has no column {wanted or f'for the {what}'}; its columns are {', '.join(names)}. "
+                f"Name it with --{what}_column."
+            )
+        found.append(column)
+    return found[0], found[1]
+
+
+def _file_pair(table: str, root: str, name: str | None, caption: str | None) -> Pair | Problem:
+    """A pair whose image is a file of its own, named in a table."""
+    if not name:
+        return Problem(table, "", "no file name")
+    image = name if is_remote(name) or os.path.isabs(name) else os.path.join(root, name)
+    if not is_remote(image):
+        try:
+            if os.stat(image).st_size == 0:
+                return Problem(table, name, "image of 0 bytes")
+        except OSError:
+            return Problem(table, name, "image file not found")
+    if caption is None:
+        return Problem(table, name, "no caption")
+    if not caption.strip():
+        return Problem(table, name, "empty caption")
+    return Pair(name, caption)
+
+
+def _read_parquet(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    """Images are bytes in the table (Hugging Face's struct of bytes and path, or binary), or file names."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(local_copy(path))
+    except pa.ArrowException as error:
+        raise SourceError(f"{path} is not a readable Parquet file: {error}") from error
+    image_column, caption_column = find_columns(path, table.schema_arrow.names, columns)
+    holds_bytes = not pa.types.is_string(table.schema_arrow.field(image_column).type)
+    wanted = [caption_column] if holds_bytes else [image_column, caption_column]
+    row = 0
+    for batch in table.iter_batches(columns=wanted):
+        captions = batch.column(batch.schema.get_field_index(caption_column)).to_pylist()
+        names = [None] * len(captions) if holds_bytes else batch.column(image_column).to_pylist()
+        for name, caption in zip(names, captions, strict=True):
+            if not holds_bytes:
+                yield _file_pair(path, os.path.dirname(path), name, caption)
+            elif caption is None or not str(caption).strip():
+                yield Problem(path, f"row {row}", "no caption" if caption is None else "empty caption")
+            else:
+                yield Pair(row, str(caption))
+            row += 1
+
+
+def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    for name in FOLDER_TABLES:
+        table = os.path.join(path, name)
+        if os.path.exists(table):
+            yield from _read_jsonl(table, columns) if name.endswith("jsonl") else _read_csv(table, columns)
+            return
+    images = [name for name in list_folder(path) if name.rsplit(".", 1)[-1].lower() in IMAGE_EXTENSIONS]
+    if not images:
+        raise SourceError(
+            f"{path} holds no tar shards, no tables and no images ({', '.join(IMAGE_EXTENSIONS)})."
+        )
+    for name in images:
+        sidecar = Path(path, name).with_suffix(".txt")
+        caption = sidecar.read_text("utf-8", errors="replace") if sidecar.exists() else None
+        yield _file_pair(path, path, name, caption)
+
+
+def _read_jsonl(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    """Hugging Face's metadata.jsonl: an object a line, file_name and a caption."""
+    found = None
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                row = None
+            if not isinstance(row, dict):
+                if line.strip():
+                    yield Problem(path, f"line {number}", "not a JSON object")
+                continue
+            found = found or find_columns(path, list(row), columns)
+            caption = row.get(found[1])
+            yield _file_pair(
+                path, os.path.dirname(path), row.get(found[0]), None if caption is None else str(caption)
+            )
+
+
+def list_folder(path: str) -> list[str]:
+    """Every file below a folder, relative to it, in the byte order of the names."""
+    names = [
+        os.path.relpath(os.path.join(folder, name), path)
+        for folder, _, files in os.walk(path)
+        for name in files
+    ]
+    return sorted(names, key=os.fsencode)

@@ -1,0 +1,211 @@
+"""Finding files and reading pairs, from every kind of source and of damage."""
+
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fastclip.data.sources import File, Pair, Problem, SourceError, expand_braces, find_files, read_pairs
+from tests.data.collections import pair_members, picture, png, write_shards, write_tar
+
+
+def split(file, **options):
+    """(pairs, {key: reason}) of a file."""
+    items = list(read_pairs(file, **options))
+    problems = {item.key: item.reason for item in items if isinstance(item, Problem)}
+    return [item for item in items if isinstance(item, Pair)], problems
+
+
+class TestFinding:
+    def test_braces_count_and_choose(self):
+        assert expand_braces("a/{008..010}.tar") == ["a/008.tar", "a/009.tar", "a/010.tar"]
+        assert expand_braces("{x,y}/{1..2}") == ["x/1", "x/2", "y/1", "y/2"]
+        assert expand_braces("plain.tar") == ["plain.tar"]
+
+    def test_globs_lists_and_folders_come_in_byte_order(self, tmp_path):
+        for name in ("b.tar", "a.tar", "B.tar", "é.tar"):
+            write_tar(tmp_path / name, [])
+        expected = [str(tmp_path / name) for name in ("B.tar", "a.tar", "b.tar", "é.tar")]
+        assert [file.path for file in find_files(str(tmp_path))] == expected
+        assert [file.path for file in find_files(str(tmp_path / "*.tar"))] == expected
+        assert [file.path for file in find_files([expected[2], expected[0]])] == [expected[2], expected[0]]
+
+    def test_img2datasets_own_tables_beside_its_shards_are_not_a_second_copy(self, tmp_path):
+        write_shards(tmp_path, 4, 2)
+        (tmp_path / "00000.parquet").write_bytes(b"")
+        (tmp_path / "00000_stats.json").write_text("{}")
+        assert {file.kind for file in find_files(str(tmp_path))} == {"tar"}
+
+    @pytest.mark.parametrize(
+        ("path", "message"),
+        [
+            ("missing.tar", r"missing.tar does not exist"),
+            ("*.none", "matches no file"),
+            ("a.tar.gz", "Unpack it to .tar"),
+            ("notes.md", "neither a folder nor one of tar, csv, tsv, parquet"),
+        ],
+    )
+    def test_what_cannot_be_read_is_said(self, tmp_path, path, message):
+        for name in ("a.tar.gz", "notes.md"):
+            (tmp_path / name).write_text("x")
+        with pytest.raises(SourceError, match=message):
+            find_files(str(tmp_path / path))
+        with pytest.raises(SourceError, match="No path was given"):
+            find_files([])
+
+
+class TestTar:
+    def test_pairs_in_the_order_of_their_images_others_ignored(self, tmp_path):
+        members = [
+            ("x/b.txt", b"two"),
+            ("x/b.jpg", b"jpeg"),
+            ("x/a.seg.png", b"not an image of ours"),
+            ("x/a.JPG", b"first"),
+            ("x/c.webp", b"webp!"),
+            ("x/a.txt", b"one"),
+            ("x/c.txt", b"three"),
+            ("x/a.json", b"{}"),
+        ]
+        path = write_tar(tmp_path / "s.tar", members)
+        raw = path.read_bytes()
+        pairs, problems = split(File(str(path), "tar"))
+        assert not problems
+        found = [tuple(raw[o : o + n] for o, n in pair) for pair in pairs]
+        assert found == [(b"jpeg", b"two"), (b"first", b"one"), (b"webp!", b"three")]
+
+    def test_long_names_and_pax_headers(self, tmp_path):
+        name = "a" * 150 + "/" + "ü" * 120
+        path = write_tar(tmp_path / "s.tar", [(name + ".png", b"1"), (name + ".txt", b"2")])
+        assert len(split(File(str(path), "tar"))[0]) == 1
+
+    def test_every_damage_is_named(self, tmp_path):
+        members = [
+            ("good.png", b"1"),
+            ("good.txt", b"2"),
+            ("no_caption.png", b"1"),
+            ("empty_caption.png", b"1"),
+            ("empty_caption.txt", b""),
+            ("zero.png", b""),
+            ("zero.txt", b"2"),
+            ("no_image.txt", b"2"),
+            ("twice.png", b"1"),
+            ("twice.txt", b"2"),
+            ("twice.jpg", b"3"),
+        ]
+        pairs, problems = split(File(str(write_tar(tmp_path / "s.tar", members)), "tar"))
+        assert len(pairs) == 2
+        assert problems == {
+            "no_caption": "no caption",
+            "empty_caption": "empty caption",
+            "zero": "image of 0 bytes",
+            "no_image": "caption without an image",
+            "twice": "duplicate key, second .jpg left out",
+        }
+
+    def test_a_truncated_tar_keeps_what_is_whole(self, tmp_path):
+        path = write_tar(tmp_path / "s.tar", pair_members(range(10)))
+        whole = path.read_bytes()
+        for cut in (len(whole) // 2, 700, 100):
+            path.write_bytes(whole[:cut])
+            pairs, problems = split(File(str(path), "tar"))
+            assert len(pairs) < 10
+            assert all(sum(place) <= cut for pair in pairs for place in pair)
+            assert problems
+        path.write_bytes(b"this is no tar " * 100)
+        pairs, problems = split(File(str(path), "tar"))
+        assert not pairs
+        assert "truncated or damaged tar after 0 images" in problems[""]
+
+
+class TestTables:
+    @pytest.mark.parametrize(
+        ("name", "delimiter", "columns"),
+        [
+            ("t.csv", ",", ("filepath", "title")),
+            ("t.csv", "\t", ("filepath", "title")),  # open_clip's default is a CSV with tabs
+            ("t.tsv", "\t", ("image_path", "caption")),
+            ("t.csv", ",", ("File_Name", "Text")),
+        ],
+    )
+    def test_columns_are_found(self, tmp_path, name, delimiter, columns):
+        (tmp_path / "img").mkdir()
+        for i in range(2):
+            (tmp_path / "img" / f"{i}.png").write_bytes(png(i))
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.writer(file, delimiter=delimiter)
+            writer.writerow(["nr", *columns])
+            writer.writerow([0, "img/0.png", 'a "quoted", caption\nin two lines'])
+            writer.writerow([1, str(tmp_path / "img/1.png"), "absolute"])
+            writer.writerow([2, "img/none.png", "lost"])
+            writer.writerow([3, "img/0.png", " "])
+        pairs, problems = split(File(str(tmp_path / name), "table"))
+        assert pairs[0] == Pair("img/0.png", 'a "quoted", caption\nin two lines')
+        assert len(pairs) == 2
+        assert problems == {"img/none.png": "image file not found", "img/0.png": "empty caption"}
+
+    def test_unknown_columns_are_named_and_can_be_given(self, tmp_path):
+        (tmp_path / "0.png").write_bytes(png(0))
+        (tmp_path / "t.csv").write_text("bild,wort\n0.png,hello\n")
+        file = File(str(tmp_path / "t.csv"), "table")
+        with pytest.raises(
+            SourceError, match=r"no column for the image; its columns are bild, wort.*--image_column"
+        ):
+            split(file)
+        assert split(file, columns=("bild", "wort"))[0] == [Pair("0.png", "hello")]
+        with pytest.raises(SourceError, match="no column bild2"):
+            split(file, columns=("bild2", "wort"))
+
+    def test_parquet_with_image_bytes_as_hugging_face_writes_them(self, tmp_path):
+        images = [{"bytes": png(i), "path": f"{i}.png"} for i in range(5)]
+        table = pa.table({"image": images, "text": ["a", None, "c", " ", "e"]})
+        pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+        pairs, problems = split(File(str(tmp_path / "t.parquet"), "table"))
+        assert pairs == [Pair(0, "a"), Pair(2, "c"), Pair(4, "e")]
+        assert problems == {"row 1": "no caption", "row 3": "empty caption"}
+
+    def test_parquet_with_paths_and_a_broken_one(self, tmp_path):
+        (tmp_path / "0.png").write_bytes(png(0))
+        pq.write_table(pa.table({"filepath": ["0.png"], "caption": ["x"]}), tmp_path / "t.parquet")
+        assert split(File(str(tmp_path / "t.parquet"), "table"))[0] == [Pair("0.png", "x")]
+        (tmp_path / "t.parquet").write_bytes(b"PAR1 nothing")
+        with pytest.raises(SourceError, match="not a readable Parquet file"):
+            split(File(str(tmp_path / "t.parquet"), "table"))
+
+
+class TestFolders:
+    def test_sidecar_captions(self, tmp_path):
+        (tmp_path / "sub").mkdir()
+        for i, name in enumerate(("b.png", "sub/a.jpg", "c.webp")):
+            picture(i).save(tmp_path / name)
+        (tmp_path / "b.txt").write_text("bee")
+        (tmp_path / "sub" / "a.txt").write_text("ay")
+        pairs, problems = split(File(str(tmp_path), "folder"))
+        assert pairs == [Pair("b.png", "bee"), Pair("sub/a.jpg", "ay")]
+        assert problems == {"c.webp": "no caption"}
+
+    def test_metadata_jsonl(self, tmp_path):
+        (tmp_path / "0.png").write_bytes(png(0))
+        lines = [
+            json.dumps({"file_name": "0.png", "text": "zero"}),
+            "{broken",
+            "",
+            json.dumps({"file_name": "1.png"}),
+        ]
+        (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+        (file,) = find_files(str(tmp_path))
+        pairs, problems = split(file)
+        assert pairs == [Pair("0.png", "zero")]
+        assert problems == {"line 2": "not a JSON object", "1.png": "image file not found"}
+
+    def test_captions_csv(self, tmp_path):
+        (tmp_path / "0.png").write_bytes(png(0))
+        (tmp_path / "captions.csv").write_text("image,caption\n0.png,zero\n")
+        (file,) = find_files(str(tmp_path))
+        assert file.kind == "folder"
+        assert split(file)[0] == [Pair("0.png", "zero")]
+
+    def test_an_empty_folder_says_so(self, tmp_path):
+        with pytest.raises(SourceError, match="no tar shards, no tables and no images"):
+            split(File(str(tmp_path), "folder"))
