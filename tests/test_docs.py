@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MARKED = re.compile(r"<!-- run: (?P<how>[^\n]+) -->\n```python\n(?P<code>.*?)```", re.DOTALL)
+MARKED = re.compile(r"<!-- run: (?P<how>[^\n]+) -->\n```(?:python)?\n(?P<code>.*?)```", re.DOTALL)
 
 
 def programs():
-    """(document and number, how it is run, code) of each fenced program marked `<!-- run: … -->`."""
+    """How to run it, and the code, of each fenced program marked `<!-- run: … -->`."""
     for path in sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]):
         for number, match in enumerate(MARKED.finditer(path.read_text()), start=1):
             yield pytest.param(match["how"], match["code"], id=f"{path.name}-{number}")
@@ -21,12 +21,21 @@ def programs():
 
 @pytest.mark.parametrize(("how", "code"), programs())
 def test_program_runs(how, code, tmp_path):
-    script = tmp_path / "example.py"
+    script = tmp_path / "example"
     script.write_text(code)
-    launcher = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
     name, *options = how.split()
-    command = [sys.executable, *launcher[name], *options, str(script)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    python = str(Path(sys.executable).parent)
+    launcher = {
+        "python": [sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+        "shell": ["bash", "-euo", "pipefail"],
+    }
+    command = [*launcher[name], *options, str(script)]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{python}:{os.environ['PATH']}",
+        "FASTCLIP_CACHE": str(tmp_path / "cache"),
+    }
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.strip()

@@ -42,8 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     from jsonargparse import auto_cli
 
     run = getattr(import_module(module), function)
+    options = ["--json=true" if word == "--json" else word for word in words[verb.count(" ") + 1 :]]
     try:
-        auto_cli(run, args=words[verb.count(" ") + 1 :], prog=f"fastclip {verb}")
+        auto_cli(run, args=options, prog=f"fastclip {verb}")
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

@@ -157,21 +157,6 @@ def test_a_collection_of_nothing_but_broken_images_ends(tmp_path):
         batches(manifest, shuffle="none", max_bad=0.99)
 
 
-def test_kept_images_that_would_not_fit_are_refused(manifest, monkeypatch):
-    monkeypatch.setattr("os.sysconf", lambda name: 10)
-    with pytest.raises(MemoryError, match="Train without keeping them decoded"):
-        KeptImages.open(manifest, AUGMENT.max_pixels)
-
-
-def test_kept_images_are_decoded_on_several_cores_when_there_are_many(tmp_path, monkeypatch):
-    monkeypatch.setattr("fastclip.data.kept._CHUNK", 8)
-    manifest = open_manifest(str(write_shards(tmp_path / "many", 40, 2)))
-    done = []
-    kept = KeptImages.open(manifest, AUGMENT.max_pixels, jobs=2, progress=lambda d, t: done.append((d, t)))
-    assert done[-1] == (40, 40)
-    assert kept.image(39).shape == (30, 40, 3)
-
-
 def test_wrong_options_are_refused(manifest):
     order = Order(31, 8)
     with pytest.raises(ValueError, match="order is for 31 samples, the manifest has 30"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
 from collections import Counter
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from fastclip.data.decode import Augment, BadImage, decoder, upright_rgb
+from fastclip.data.decode import Augment, decoder
+from fastclip.data.images import BadImage, open_image, upright_rgb
 from fastclip.data.manifest import Manifest
 from fastclip.objective.algorithms import ALGORITHMS
 
@@ -136,7 +136,7 @@ def _look_at(folder: Path, samples: list[int]) -> list[dict]:
             image = upright_rgb(pair.image)
             if not pair.caption.strip():
                 raise BadImage("empty caption")
-            look["format"] = Image.open(io.BytesIO(pair.image)).format or "?"
+            look["format"] = open_image(pair.image).format or "?"
             look |= {"caption": pair.caption.strip(), "size": image.size}
             look["hash"] = blake2b(pair.image, digest_size=8).digest()
         except (BadImage, OSError) as error:

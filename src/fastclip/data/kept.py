@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fastclip.data.cache import built_once, cache_folder
-from fastclip.data.decode import BadImage, upright_rgb
+from fastclip.data.images import BadImage, upright_rgb
 from fastclip.data.manifest import Manifest
 
 PLACE = np.dtype([("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: could not be decoded

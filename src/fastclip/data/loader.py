@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fastclip.data.decode import BadImage, Decoder
+from fastclip.data.decode import Decoder
+from fastclip.data.images import BadImage
 from fastclip.data.kept import KeptImages
 from fastclip.data.manifest import Manifest, Place
 from fastclip.data.order import Order, sample_seed

@@ -1,0 +1,139 @@
+"""Images a second and core: decode, augment and tokenise, against open_clip's transform and tokenizer.
+
+640 x 480 JPEGs in memory, one worker process of torch's DataLoader and one thread for each case. What
+`finish` takes, the device's work, is told apart; so is the difference of `fast` to `exact` in pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import open_clip
+import torch
+from open_clip.transform import image_transform
+from PIL import Image, ImageDraw
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.record import interleaved, save
+from fastclip.data.decode import Augment, ExactDecoder, FastDecoder
+from fastclip.data.tokenize import Tokenizer
+
+IMAGES, BATCH, ROUNDS = 128, 32, 15
+
+
+def photo(rng: np.random.Generator, width: int, height: int) -> bytes:
+    """A JPEG with the spectrum of a photo: noise whose strength falls with its frequency, and some edges."""
+    canvas, cells = np.zeros((height, width, 3), np.float32), 2
+    while cells < 2 * width:
+        noise = rng.normal(size=(max(2, cells * height // width), cells, 4)).astype(np.float32)
+        noise = noise[..., 3:] + 0.35 * noise[..., :3]  # mostly light and dark, some colour
+        layers = [Image.fromarray(np.ascontiguousarray(noise[..., c])) for c in range(3)]
+        canvas += np.stack([np.asarray(x.resize((width, height), 3)) for x in layers], -1) * cells**-0.45
+        cells *= 2
+    canvas = (canvas - canvas.mean()) / canvas.std() * 50 + 120
+    image = Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
+    draw = ImageDraw.Draw(image)
+    for _ in range(12):
+        x, y, w, h = rng.uniform(0, 1, 4) * (width, height, width / 4, height / 4)
+        shape = draw.ellipse if rng.random() < 0.5 else draw.rectangle
+        colour = tuple(int(v) for v in rng.integers(0, 256, 3))
+        shape((x, y, x + w, y + h), outline=colour, width=int(rng.integers(1, 6)))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=88)
+    return file.getvalue()
+
+
+def captions(rng: np.random.Generator, tokenizer, count: int) -> list[str]:
+    """8 to 16 words drawn as in a language: a few often, most seldom."""
+    words = [token[:-4] for token in tokenizer.encoder if token.endswith("</w>") and token[:-4].isalpha()]
+    words = [word for word in words if word.isascii() and len(word) > 2]
+    text = []
+    for _ in range(count):
+        drawn = [words[int(i) % len(words)] for i in rng.zipf(1.2, size=rng.integers(8, 17))]
+        text.append(" ".join(drawn).capitalize() + ".")
+    return text
+
+
+class Pairs(Dataset):
+    def __init__(self, files, text, image, tokenise):
+        self.files, self.text, self.image, self.tokenise = files, text, image, tokenise
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, i):
+        return self.image(self.files[i], i), self.tokenise([self.text[i]])[0]
+
+
+def main() -> None:
+    seed = 0
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(seed)
+    tokenizer = open_clip.get_tokenizer("ViT-B-32")
+    files = [photo(rng, 640, 480) for _ in range(IMAGES)]
+    text = captions(rng, tokenizer, IMAGES)
+    transform = image_transform(224, is_train=True)
+    exact, fast, finer = ExactDecoder(Augment()), FastDecoder(Augment()), FastDecoder(Augment(), oversample=2)
+    ours = {"exact": exact, "fast": fast, "fast, oversample=2": finer}
+
+    def peer(data: bytes, _: int) -> torch.Tensor:
+        return transform(Image.open(io.BytesIO(data)))
+
+    def epoch(pairs: Pairs):
+        loader = DataLoader(pairs, BATCH, num_workers=1, persistent_workers=True)
+
+        def run() -> None:
+            for _ in loader:
+                pass
+
+        return run
+
+    cases = {"open_clip": epoch(Pairs(files, text, peer, tokenizer))}
+    for name, ready in ours.items():
+        cases[name] = epoch(Pairs(files, text, ready.train, Tokenizer(tokenizer)))
+    seconds = interleaved(cases, ROUNDS)
+    batch = torch.stack([fast.train(file, i) for i, file in enumerate(files[:BATCH])])
+    finish = interleaved({"finish": lambda: fast.finish(batch, "cpu")}, ROUNDS)["finish"]
+    sizes = ((320, 240), (640, 480), (1280, 960), (2560, 1920))
+    photos = {f"{width}x{height}": [photo(rng, width, height) for _ in range(4)] for width, height in sizes}
+
+    figures: dict = {
+        "kilobytes_per_image": round(sum(map(len, files)) / len(files) / 1000, 1),
+        "images_per_second": {name: round(IMAGES / seconds[name], 1) for name in cases},
+        "times_open_clip": {name: round(seconds["open_clip"] / seconds[name], 2) for name in ours},
+        "finish_ms_per_image_on_this_cpu": round(1e3 * finish / BATCH, 3),
+        "differs_from_exact_by": {
+            name: {size: difference(exact, ours[name], some) for size, some in photos.items()}
+            for name in ours
+            if name != "exact"
+        },
+    }
+    for name, ratio in figures["times_open_clip"].items():
+        print(f"{name:18s} {figures['images_per_second'][name]} images/s, {ratio} times open_clip's")
+    for name, by_size in figures["differs_from_exact_by"].items():
+        for size, found in by_size.items():
+            print(f"{name} at {size}: mean {found['mean']}, 99 % within {found['p99']}, of 255")
+    save("decode", seed, figures)
+
+
+def difference(exact: ExactDecoder, fast: FastDecoder, files: list[bytes]) -> dict[str, float]:
+    """Between the two decoders' pixels, in steps of 0..255, four crops of each file."""
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (Augment.mean, Augment.std))
+    off = []
+    for seed in range(4):
+        for file in files:
+            wanted = (exact.train(file, seed) * std + mean).mul(255).round()
+            off.append((wanted - fast.train(file, seed).permute(2, 0, 1)).abs().flatten())
+    all_off = torch.cat(off).numpy()
+    return {
+        "mean": round(float(all_off.mean()), 3),
+        "p99": float(np.percentile(all_off, 99)),
+        "max": float(all_off.max()),
+    }
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    main()

@@ -1,0 +1,123 @@
+"""An image file's bytes to an upright RGB picture, whatever kind the file is, or the reason why not."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+# Tried in this order. Others stay shut: some run outside programs (EPS), some have nothing to do with photos.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "MPO")
+MAX_PIXELS = 64_000_000
+
+
+class BadImage(Exception):
+    """A file that gives no picture; the message is the reason, for a person."""
+
+
+def upright_rgb(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """What every decoder sees: the first frame, turned as EXIF says, on white where transparent, as RGB.
+
+    BadImage if the file is no image, is not whole, or has more than max_pixels.
+    """
+    with reading(data):
+        return turn_upright(open_image(data, max_pixels))
+
+
+def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
+    """Read only the header: format, size and mode are known, no pixel is decoded. BadImage as above."""
+    with reading(data):
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        if width < 1 or height < 1:
+            raise BadImage(f"{width} x {height} px")
+        if width * height > max_pixels:
+            raise BadImage(f"{width:,} x {height:,} px exceeds max_pixels={max_pixels:,}")
+        return image
+
+
+def turn_upright(image: ImageFile.ImageFile, orientation: int | None = None) -> Image.Image:
+    """Decode an opened image and turn it, by its own EXIF orientation or by the one given."""
+    image.load()
+    orientation = exif_orientation(image) if orientation is None else orientation
+    rgb = _rgb(image)
+    return rgb.transpose(_TURNS[orientation]) if orientation > 1 else rgb
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def exif_orientation(image: Image.Image) -> int:
+    """1 to 8, from EXIF; if that is damaged, the picture is not lost."""
+    try:
+        found = image.getexif().get(0x0112)
+    except Exception:
+        return 1
+    return found if found in _TURNS else 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image  # convert would copy it
+    if image.mode.startswith("I;16"):  # convert would cut off at 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise BadImage(f"32-bit {image.format} without a known range; save it with 8 or 16 bits a channel")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+@contextmanager
+def reading(data: bytes) -> Iterator[None]:
+    """Pillow without warnings, without grey for what a file lacks, with our pixel limit and not its own.
+
+    Any failure on damaged bytes becomes BadImage: Pillow's readers raise nearly every exception.
+    """
+    before = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
+    ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = False, None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (BadImage, MemoryError):
+        raise
+    except Exception as error:
+        raise BadImage(_reason(data, error)) from error
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = before
+
+
+def _reason(data: bytes, error: Exception) -> str:
+    if not data:
+        return "0 bytes"
+    kind = next((name for name, starts in _STARTS.items() if data.startswith(starts)), None)
+    if kind and ("truncated" in str(error).lower() or isinstance(error, EOFError)):
+        return f"truncated {kind}"
+    if kind:
+        return f"damaged {kind}" + ("" if isinstance(error, UnidentifiedImageError) else f" ({error})")
+    if data.lstrip()[:1] in (b"<", b"{"):
+        return "a web page or other text, not an image"
+    return "not an image of a known format"
+
+
+_STARTS: dict[str, tuple[bytes, ...]] = {
+    "JPEG": (b"\xff\xd8",),
+    "PNG": (b"\x89PNG",),
+    "GIF": (b"GIF8",),
+    "WebP": (b"RIFF",),
+    "TIFF": (b"II*\0", b"MM\0*"),
+}

@@ -1,0 +1,50 @@
+"""Images kept decoded. (That batches are the same with and without them is tested in test_loader.py.)"""
+
+import numpy as np
+import pytest
+
+from fastclip.data.images import BadImage
+from fastclip.data.kept import KeptImages
+from fastclip.data.manifest import open_manifest
+from tests.data.collections import picture, png, write_shards, write_tar
+
+PIXELS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_pixels_are_those_of_the_images_and_bad_ones_say_why(tmp_path):
+    members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1)[:100]), ("b.txt", b"x")]
+    manifest = open_manifest(str(write_tar(tmp_path / "s.tar", members)))
+    kept = KeptImages.open(manifest, PIXELS)
+    assert (kept.image(0) == np.asarray(picture(0))).all()
+    with pytest.raises(BadImage, match=r"."):
+        kept.image(1)
+
+
+def test_a_second_opening_decodes_nothing(tmp_path, monkeypatch):
+    manifest = open_manifest(str(write_shards(tmp_path / "data", 6, 2)))
+    KeptImages.open(manifest, PIXELS)
+    monkeypatch.setattr("fastclip.data.kept.upright_rgb", None)
+    assert KeptImages.open(manifest, PIXELS).image(5).shape == (30, 40, 3)
+
+
+def test_a_collection_that_would_not_fit_is_refused(tmp_path, monkeypatch, cache):
+    manifest = open_manifest(str(write_shards(tmp_path / "data", 6, 2)))
+    monkeypatch.setattr("os.sysconf", lambda name: 10)
+    with pytest.raises(MemoryError, match="Train without keeping them decoded"):
+        KeptImages.open(manifest, PIXELS)
+    assert not [path for path in (cache / "decoded").iterdir() if path.suffix != ".lock"]
+
+
+def test_many_images_are_decoded_on_several_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastclip.data.kept._CHUNK", 8)
+    manifest = open_manifest(str(write_shards(tmp_path / "many", 40, 2)))
+    done = []
+    kept = KeptImages.open(manifest, PIXELS, jobs=2, progress=lambda d, t: done.append((d, t)))
+    assert done[-1] == (40, 40)
+    assert all((kept.image(i) == np.asarray(picture(i))).all() for i in range(40))

@@ -1,0 +1,70 @@
+"""The command line as a person uses it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fastclip.cli import VERBS, main
+from tests.data.collections import png, write_shards, write_tar
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from fastclip.cli import main; main(['--help']); print(sorted(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert all(verb in out for verb in VERBS)
+    assert not any(f"'{name}'" in out for name in ("torch", "numpy", "jsonargparse", "PIL"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*verb.split(), "--help"])
+    assert stop.value.code == 0
+    assert f"usage: fastclip {verb}" in capsys.readouterr().out
+
+
+def test_a_mistyped_verb_gets_a_suggestion(capsys):
+    assert main(["data", "chekc"]) == 2
+    assert "Did you mean `fastclip data check`?" in capsys.readouterr().err
+    assert main(["data"]) == 0
+    assert main([]) == 0
+    assert main(["--version"]) == 0
+
+
+def test_index_says_what_is_there(tmp_path, capsys):
+    members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1))]
+    path = str(write_tar(tmp_path / "s.tar", members))
+    assert main(["data", "index", path]) == 0
+    assert "1 pairs in 1 files" in capsys.readouterr().out
+    assert main(["data", "index", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == {"no caption": 1}
+
+
+def test_several_sources_are_a_list(tmp_path, capsys):
+    for name in ("one", "two"):
+        write_shards(tmp_path / name, 4, 1)
+    assert main(["data", "index", f"[{tmp_path}/one, {tmp_path}/two]"]) == 0
+    assert "8 pairs in 2 files" in capsys.readouterr().out
+
+
+def test_check_prints_a_table_or_json_and_draws_a_sheet(tmp_path, capsys):
+    data = str(write_shards(tmp_path / "data", 8, 2))
+    sheet = str(tmp_path / "sheet.png")
+    assert main(["data", "check", data, "--sheet", sheet]) == 0
+    out = capsys.readouterr().out
+    assert "8, of which 8 were looked at" in out
+    assert "images a second and core" in out
+    assert main(["data", "check", data, "--sheet", sheet, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == 8
+
+
+def test_an_error_is_one_line_that_says_what_to_do(tmp_path, capsys):
+    assert main(["data", "index", str(tmp_path / "none.tar")]) == 1
+    assert capsys.readouterr().err.strip().endswith("none.tar does not exist.")
