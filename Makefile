@@ -1,5 +1,5 @@
 # make setup   a .venv with everything, from nothing but Python 3.11 or newer and pip; safe to repeat
-# make test    all tests (about 5 minutes on 2 cores)
+# make test    all tests (about 6 minutes on 2 cores)
 # make lint    ruff and mypy
 # make bench   every benchmark; figures are kept under results/
 PYTHON ?= python3
@@ -29,6 +29,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.bytes_on_the_wire
 	$(BIN)/python -m benchmarks.sample_state
 	$(BIN)/python -m benchmarks.loss_kernel --largest
+	$(BIN)/python -m benchmarks.data_lookup
+	$(BIN)/python -m benchmarks.decode
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

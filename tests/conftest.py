@@ -3,6 +3,7 @@
 import os
 
 import hypothesis
+import pytest
 import torch
 
 torch.set_num_threads(2)
@@ -12,3 +13,10 @@ hypothesis.settings.register_profile(
     "fastclip", deadline=None, derandomize=True, max_examples=25, phases=phases, database=None
 )
 hypothesis.settings.load_profile("fastclip")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Every test has a cache of its own."""
+    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

@@ -10,11 +10,6 @@ from fastclip.cli import VERBS, main
 from tests.data.collections import png, write_shards, write_tar
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
-
-
 def test_help_imports_nothing_heavy():
     code = "import sys; from fastclip.cli import main; main(['--help']); print(sorted(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -52,6 +47,12 @@ def test_several_sources_are_a_list(tmp_path, capsys):
         write_shards(tmp_path / name, 4, 1)
     assert main(["data", "index", f"[{tmp_path}/one, {tmp_path}/two]"]) == 0
     assert "8 pairs in 2 files" in capsys.readouterr().out
+
+
+def test_a_pattern_that_the_shell_expanded_works(tmp_path, capsys):
+    data = write_shards(tmp_path / "data", 6, 3)
+    assert main(["data", "index", *sorted(map(str, data.iterdir())), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == 6
 
 
 def test_check_prints_a_table_or_json_and_draws_a_sheet(tmp_path, capsys):

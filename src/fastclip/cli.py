@@ -5,6 +5,7 @@ A verb is a function; its signature is its options, and its docstring is its hel
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from difflib import get_close_matches
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     from jsonargparse import auto_cli
 
     run = getattr(import_module(module), function)
-    options = ["--json=true" if word == "--json" else word for word in words[verb.count(" ") + 1 :]]
+    options = _joined_paths(words[verb.count(" ") + 1 :]) if run.__name__ in ("index", "check") else words[2:]
     try:
         auto_cli(run, args=options, prog=f"fastclip {verb}")
     except KeyboardInterrupt:
@@ -52,6 +53,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"fastclip {verb}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _joined_paths(words: list[str]) -> list[str]:
+    """Several paths, as a shell makes of *.tar, become one list; a bare --json means true."""
+    first_option = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    paths, options = words[:first_option], words[first_option:]
+    joined = [json.dumps(paths)] if len(paths) > 1 else paths
+    return joined + ["--json=true" if word == "--json" else word for word in options]
 
 
 def _overview(words: list[str]) -> int:

@@ -4,14 +4,10 @@ import pytest
 from open_clip import SimpleTokenizer
 from PIL import Image
 
+from fastclip.data import check as module
 from fastclip.data.check import check, contact_sheet, state_memory
 from fastclip.data.manifest import open_manifest
 from tests.data.collections import encode, picture, png, write_shards, write_tar
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -35,7 +31,7 @@ def test_every_finding_is_counted(manifest):
     assert report.left_out == {"no caption": 1}
     assert sum(report.unreadable.values()) == 2
     assert report.unreadable["empty caption"] == 1
-    assert sum(report.worst_files.values()) == 2
+    assert sum(report.worst_files.values()) == 3  # with the one that the index left out
     assert (report.same_image, report.same_pair, report.same_caption) == (2, 1, 2)
     assert (report.truncated_captions, report.context_length) == (1, 77)
     assert (report.width["min"], report.width["max"]) == (40, 100)
@@ -43,9 +39,28 @@ def test_every_finding_is_counted(manifest):
     assert report.images_per_second_per_core > 0
 
 
-def test_a_part_of_the_collection_is_spread_over_it(tmp_path):
+def test_a_part_of_the_collection_is_spread_over_it(tmp_path, monkeypatch):
     manifest = open_manifest(str(write_shards(tmp_path / "data", 40, 2)))
-    assert check(manifest, SimpleTokenizer(), most=7, jobs=1).looked_at == 7
+    seen = []
+    look = module._look_at
+    monkeypatch.setattr(
+        module, "_look_at", lambda m, samples, t: (seen.extend(samples), look(m, samples, t))[1]
+    )
+    assert check(manifest, SimpleTokenizer(), most=4, jobs=1).looked_at == 4
+    assert seen == [0, 13, 26, 39]
+
+
+def test_many_pairs_are_looked_at_on_several_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 8)
+    manifest = open_manifest(str(write_shards(tmp_path / "data", 40, 2)))
+    assert check(manifest, SimpleTokenizer(), jobs=2).formats == {"PNG": 40}
+
+
+def test_a_tokenizer_that_cannot_count_says_so(manifest):
+    class Opaque:
+        context_length = 16
+
+    assert check(manifest, Opaque(), jobs=1).truncated_captions is None
 
 
 def test_the_contact_sheet_shows_good_and_bad_pairs(manifest, tmp_path):

@@ -1,5 +1,8 @@
 """Images kept decoded. (That batches are the same with and without them is tested in test_loader.py.)"""
 
+import os
+import pickle
+
 import numpy as np
 import pytest
 
@@ -11,19 +14,24 @@ from tests.data.collections import picture, png, write_shards, write_tar
 PIXELS = 1_000_000
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_pixels_are_those_of_the_images_and_bad_ones_say_why(tmp_path):
     members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1)[:100]), ("b.txt", b"x")]
     manifest = open_manifest(str(write_tar(tmp_path / "s.tar", members)))
     kept = KeptImages.open(manifest, PIXELS)
     assert (kept.image(0) == np.asarray(picture(0))).all()
-    with pytest.raises(BadImage, match=r"."):
+    with pytest.raises(BadImage, match="truncated PNG"):
         kept.image(1)
+    assert len(pickle.dumps(kept)) < 300
+    assert (pickle.loads(pickle.dumps(kept)).image(0) == kept.image(0)).all()
+
+
+def test_a_changed_image_is_decoded_anew(tmp_path):
+    (tmp_path / "t.csv").write_text("image,caption\na.png,x\n")
+    for number in (1, 2):
+        (tmp_path / "a.png").write_bytes(png(number))
+        os.utime(tmp_path / "a.png", (number, number))
+        kept = KeptImages.open(open_manifest(str(tmp_path / "t.csv")), PIXELS)
+        assert (kept.image(0) == np.asarray(picture(number))).all()
 
 
 def test_a_second_opening_decodes_nothing(tmp_path, monkeypatch):
@@ -35,7 +43,7 @@ def test_a_second_opening_decodes_nothing(tmp_path, monkeypatch):
 
 def test_a_collection_that_would_not_fit_is_refused(tmp_path, monkeypatch, cache):
     manifest = open_manifest(str(write_shards(tmp_path / "data", 6, 2)))
-    monkeypatch.setattr("os.sysconf", lambda name: 10)
+    monkeypatch.setattr("fastclip.data.kept._free_memory", lambda: 100)
     with pytest.raises(MemoryError, match="Train without keeping them decoded"):
         KeptImages.open(manifest, PIXELS)
     assert not [path for path in (cache / "decoded").iterdir() if path.suffix != ".lock"]

@@ -1,6 +1,8 @@
 """The loader: the same tensors whatever the workers, ranks and interruptions; no silent loss."""
 
 import logging
+import multiprocessing
+import os
 
 import pytest
 import torch
@@ -13,11 +15,6 @@ from fastclip.data.order import Order
 from tests.data.collections import pair_members, png, write_shards, write_tar
 
 AUGMENT = Augment(image_size=16, scale=(0.4, 1.0))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
 
 
 def tokenizer(captions):
@@ -136,14 +133,70 @@ def test_a_bad_sample_is_replaced_by_its_neighbour_logged_and_counted(tmp_path, 
     expected[5] = expected[6] = 7  # a sample that was not seen is not in the index: its state stays untouched
     expected[20], expected[11] = 21, 12
     assert index == expected
-    assert loader.bad.total() == 4
-    assert "empty caption" in loader.bad.reasons
+    assert sorted(loader.bad.samples) == [5, 6, 11, 20]
+    assert "4 pairs could not be used" in loader.bad.summary()
+    assert "1 × empty caption" in loader.bad.summary()
     assert f"sample 5 of {manifest.where(5)} is left out: " in caplog.text
+
+
+def test_bad_samples_are_counted_once_whatever_the_workers_and_epochs(tmp_path):
+    manifest = damaged(tmp_path)
+    for K in (1, 2, 4):
+        order = Order(30, 4)
+        for rank in range(K):
+            loader = PairLoader(
+                manifest,
+                order,
+                decoder("exact", AUGMENT),
+                tokenizer,
+                stop_step=24,  # more than three epochs
+                rank=rank,
+                world_size=K,
+                workers=0,
+                max_bad=4 / 30,
+            )
+            list(loader)
+            assert set(loader.bad.samples) <= {5, 6, 11, 20}
+
+
+def test_an_error_that_is_not_the_samples_stops_the_loader(manifest, monkeypatch):
+    def broken(*args):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.pread", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        batches(manifest)
+
+
+def _consume(folder, cache, ready):
+    os.environ["FASTCLIP_CACHE"] = cache
+    manifest = open_manifest(folder)
+    order = Order(len(manifest), 8, 0, "full", manifest.block_ends())
+    for batch in PairLoader(manifest, order, decoder("exact", AUGMENT), tokenizer, stop_step=1000, workers=2):
+        ready.put(batch.step)
+
+
+def test_a_killed_consumer_does_not_matter(tmp_path, cache):
+    """SIGKILL while its workers are alive; another process goes on with the next step."""
+    folder = str(write_shards(tmp_path / "data", 30, 3))
+    whole = batches(open_manifest(folder), stop_step=12)
+    context = multiprocessing.get_context("fork")
+    ready = context.Queue()
+    consumer = context.Process(target=_consume, args=(folder, str(cache), ready))
+    consumer.start()
+    while (step := ready.get(timeout=30)) < 5:
+        pass
+    consumer.kill()
+    consumer.join()
+    rest = batches(open_manifest(folder), start_step=step + 1, stop_step=12, workers=1)
+    assert same(rest, whole[step + 1 :])
 
 
 def test_too_many_bad_samples_stop_with_the_worst_shards(tmp_path):
     manifest = damaged(tmp_path)
-    with pytest.raises(TooManyBadSamples, match=r"More than 5.0% .*damaged.tar \(2\)"):
+    with pytest.raises(
+        TooManyBadSamples, match=r"More than 5.0% of the collection is broken.*damaged.tar \(2\)"
+    ):
         batches(manifest, shuffle="none", max_bad=0.05, batch=10, stop_step=3)
     members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1))]
     lossy = open_manifest(str(write_tar(tmp_path / "lossy.tar", members)))

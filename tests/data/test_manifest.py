@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import pickle
 import shutil
+import time
 
 import fsspec
 import numpy as np
@@ -12,15 +14,10 @@ import pytest
 
 from fastclip.data import manifest as module
 from fastclip.data.cache import RemoteError
+from fastclip.data.images import BadImage
 from fastclip.data.manifest import open_manifest
 from fastclip.data.sources import SourceError
-from tests.data.collections import picture, png, write_shards, write_tar
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+from tests.data.collections import pair_members, picture, png, write_shards, write_tar
 
 
 def test_every_pair_can_be_read_by_its_id(tmp_path):
@@ -84,8 +81,81 @@ def test_the_fingerprint_is_that_of_the_content_not_of_the_place_or_time(tmp_pat
     assert open_manifest(str(tmp_path / "there")).fingerprint == fingerprint
 
 
-def _open_and_hash(path, cache, queue):
+def test_another_picture_of_the_same_name_is_another_collection(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one")
+    fingerprints = set()
+    for size in ((40, 30), (80, 60)):
+        picture(1, size=size).save(folder / "a.png")
+        fingerprints.add(open_manifest(str(folder)).fingerprint)
+        (tmp_path / "t.csv").write_text("image,caption\nfolder/a.png,one\n")
+        os.utime(tmp_path / "t.csv", (size[0], size[0]))
+        fingerprints.add(open_manifest(str(tmp_path / "t.csv")).fingerprint)
+    assert len(fingerprints) == 4
+
+
+def test_images_that_come_after_their_table_was_indexed_are_found(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(0))
+    (tmp_path / "t.csv").write_text("image,caption\na.png,one\nb.png,two\n")
+    assert len(open_manifest(str(tmp_path / "t.csv"))) == 1
+    (tmp_path / "b.png").write_bytes(png(1))
+    assert len(open_manifest(str(tmp_path / "t.csv"))) == 2
+
+
+def test_odd_names_and_dead_links_do_no_harm(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    os.symlink("nowhere", folder / "dead.png")
+    for name in (b"caf\xe9", "naïve".encode()):
+        (folder / os.fsdecode(name + b".png")).write_bytes(png(1))
+        (folder / os.fsdecode(name + b".txt")).write_text("x")
+    manifest = open_manifest(str(folder))
+    assert [manifest.read(i).image for i in range(len(manifest))] == [png(1), png(1)]
+    assert manifest.problem_counts == {"image file not found": 1}
+
+
+def test_a_process_that_gets_a_manifest_gets_no_rows(tmp_path):
+    manifest = open_manifest(str(write_shards(tmp_path / "data", 60, 3)))
+    assert len(pickle.dumps(manifest)) < 300
+    assert pickle.loads(pickle.dumps(manifest)).read(7) == manifest.read(7)
+
+
+def test_parquet_with_bytes_under_unusual_names(tmp_path):
+    pq.write_table(pa.table({"bild": [png(0), png(1)], "wort": ["a", "b"]}), tmp_path / "t.parquet")
+    manifest = open_manifest(str(tmp_path / "t.parquet"), image_column="bild", caption_column="wort")
+    assert manifest.read(1) == (png(1), "b")
+
+
+def test_hugging_faces_images_may_be_files(tmp_path):
+    (tmp_path / "0.png").write_bytes(png(0))
+    images = [{"bytes": None, "path": "0.png"}, {"bytes": None, "path": None}]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.array(images, kind), "text": ["a", "b"]}), tmp_path / "t.parquet")
+    manifest = open_manifest(str(tmp_path / "t.parquet"))
+    assert manifest.read(0).image == png(0)
+    with pytest.raises(BadImage, match="the row holds no image"):
+        manifest.read(1)
+
+
+def test_a_full_disk_leaves_no_half_manifest(tmp_path, cache, monkeypatch):
+    data = write_shards(tmp_path / "data", 10, 2)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_ends", full)
+        with pytest.raises(OSError, match="No space left"):
+            open_manifest(str(data))
+    assert not [path for path in (cache / "manifests").iterdir() if path.suffix != ".lock"]
+    assert len(open_manifest(str(data))) == 10
+
+
+def _open_slowly(path, cache, queue):
     os.environ["FASTCLIP_CACHE"] = cache
+    build = module._build
+    module._build = lambda *args: (queue.put("built"), time.sleep(0.3), build(*args))
     queue.put(open_manifest(path).fingerprint)
 
 
@@ -93,15 +163,14 @@ def test_several_processes_may_start_at_once(tmp_path, cache):
     data = write_shards(tmp_path / "data", 40, 4)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    processes = [
-        context.Process(target=_open_and_hash, args=(str(data), str(cache), queue)) for _ in range(4)
-    ]
+    processes = [context.Process(target=_open_slowly, args=(str(data), str(cache), queue)) for _ in range(4)]
     for process in processes:
         process.start()
-    fingerprints = {queue.get(timeout=30) for _ in processes}
+    said = [queue.get(timeout=30) for _ in range(5)]
     for process in processes:
         process.join()
-    assert fingerprints == {open_manifest(str(data)).fingerprint}
+    assert said.count("built") == 1
+    assert set(said) == {"built", open_manifest(str(data)).fingerprint}
     assert not list((cache / "manifests").glob("*.part"))
 
 
@@ -128,17 +197,25 @@ def test_a_file_that_shrank_after_indexing_is_an_error_of_that_sample(tmp_path):
         manifest.read(3)
 
 
-def test_remote_shards_are_copied_once(tmp_path, cache):
+def test_remote_shards_are_copied_once_and_again_when_they_change(tmp_path, cache, monkeypatch):
     data = write_shards(tmp_path / "data", 6, 2)
     remote = fsspec.filesystem("memory")
     for path in data.iterdir():
         remote.pipe(f"/bucket/{path.name}", path.read_bytes())
+    fetched = []
+    monkeypatch.setattr("shutil.copyfileobj", lambda a, b, n: (fetched.append(1), b.write(a.read())))
     manifest = open_manifest("memory://bucket/*.tar")
     assert [manifest.read(i).caption for i in range(6)] == [f"picture {i}" for i in range(6)]
     assert manifest.read(5).image == png(5)
-    assert len([p for p in (cache / "remote").iterdir() if p.suffix == ".tar"]) == 2
+    open_manifest("memory://bucket/*.tar").read(0)
+    assert len(fetched) == 2
     assert open_manifest(str(data)).fingerprint == manifest.fingerprint
     assert len(open_manifest("memory://bucket/{00000..00001}.tar")) == 6
+    fetched.clear()
+    more = write_tar(tmp_path / "more.tar", pair_members(range(3, 9)))
+    remote.pipe("/bucket/00001.tar", more.read_bytes())
+    assert len(open_manifest("memory://bucket/*.tar")) == 9
+    assert len(fetched) == 1
     with pytest.raises(RemoteError, match=r"memory://bucket/none.tar could not be reached"):
         open_manifest("memory://bucket/none.tar")
 

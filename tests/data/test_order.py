@@ -52,7 +52,6 @@ def test_the_remainder_goes_on_into_the_next_epoch():
     assert order.global_batch(2).ids.tolist() == [8, 9, 0, 1]
     assert order.global_batch(2).epochs.tolist() == [0, 0, 1, 1]
     assert [order.epoch_of(step) for step in range(6)] == [0, 0, 0, 1, 1, 2]
-    assert [order.first_step(epoch) for epoch in range(4)] == [0, 3, 5, 8]
 
 
 def test_epochs_and_seeds_differ():

@@ -1,7 +1,9 @@
 """Finding files and reading pairs, from every kind of source and of damage."""
 
 import csv
+import io
 import json
+import tarfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +34,12 @@ class TestFinding:
         assert [file.path for file in find_files(str(tmp_path / "*.tar"))] == expected
         assert [file.path for file in find_files([expected[2], expected[0]])] == [expected[2], expected[0]]
 
+    def test_a_name_with_the_signs_of_a_pattern_is_a_name(self, tmp_path):
+        folder = tmp_path / "data[1]"
+        folder.mkdir()
+        write_tar(folder / "a.tar", [])
+        assert len(find_files(str(folder))) == 1
+
     def test_img2datasets_own_tables_beside_its_shards_are_not_a_second_copy(self, tmp_path):
         write_shards(tmp_path, 4, 2)
         (tmp_path / "00000.parquet").write_bytes(b"")
@@ -45,6 +53,7 @@ class TestFinding:
             ("*.none", "matches no file"),
             ("a.tar.gz", "Unpack it to .tar"),
             ("notes.md", "neither a folder nor one of tar, csv, tsv, parquet"),
+            ("web[1]/none.tar", "matches no file"),
         ],
     )
     def test_what_cannot_be_read_is_said(self, tmp_path, path, message):
@@ -107,16 +116,49 @@ class TestTar:
     def test_a_truncated_tar_keeps_what_is_whole(self, tmp_path):
         path = write_tar(tmp_path / "s.tar", pair_members(range(10)))
         whole = path.read_bytes()
-        for cut in (len(whole) // 2, 700, 100):
+        end = len(whole.rstrip(b"\0"))  # the last member's end, before the tar's own end mark
+        for cut in {c for block in range(512, end, 512) for c in (block - 1, block, block + 1)} | {1, 100}:
             path.write_bytes(whole[:cut])
             pairs, problems = split(File(str(path), "tar"))
-            assert len(pairs) < 10
             assert all(sum(place) <= cut for pair in pairs for place in pair)
-            assert problems
+            assert "truncated or damaged tar" in problems[""], cut
         path.write_bytes(b"this is no tar " * 100)
         pairs, problems = split(File(str(path), "tar"))
         assert not pairs
         assert "truncated or damaged tar after 0 images" in problems[""]
+
+    def test_a_damaged_header_costs_what_follows_and_is_counted_so(self, tmp_path):
+        path = write_tar(tmp_path / "s.tar", pair_members(range(10)))
+        raw = bytearray(path.read_bytes())
+        start = raw.index(b"000005.png")
+        raw[start + 150] ^= 0xFF  # in the header's checksum
+        path.write_bytes(raw)
+        problems = [item for item in read_pairs(File(str(path), "tar")) if isinstance(item, Problem)]
+        assert len(problems) == 1
+        assert 4 <= problems[0].pairs <= 8  # estimated from the bytes that could not be read
+
+    def test_links_are_named(self, tmp_path):
+        path = tmp_path / "s.tar"
+        with tarfile.open(path, "w") as tar:
+            for name, kind in (("a.png", tarfile.LNKTYPE), ("b.png", tarfile.SYMTYPE)):
+                info = tarfile.TarInfo(name)
+                info.type, info.linkname = kind, "other.png"
+                tar.addfile(info)
+        _, problems = split(File(str(path), "tar"))
+        assert problems == dict.fromkeys("ab", "a link or a sparse member, not a plain file")
+
+    def test_folders_and_dot_prefixes_are_fine(self, tmp_path):
+        path = tmp_path / "s.tar"
+        with tarfile.open(path, "w") as tar:
+            folder = tarfile.TarInfo("./x.jpg")  # a folder with an image's name
+            folder.type = tarfile.DIRTYPE
+            tar.addfile(folder)
+            for name, data in (("./x/a.png", b"1"), ("./x/a.txt", b"2")):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        pairs, problems = split(File(str(path), "tar"))
+        assert (len(pairs), problems) == (1, {})
 
 
 class TestTables:
@@ -173,6 +215,27 @@ class TestTables:
         with pytest.raises(SourceError, match="not a readable Parquet file"):
             split(File(str(tmp_path / "t.parquet"), "table"))
 
+    @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+    def test_parquet_with_paths_in_any_kind_of_string(self, tmp_path, kind):
+        (tmp_path / "0.png").write_bytes(png(0))
+        table = pa.table({"path": pa.array(["0.png"]).cast(kind), "captions": [["", "first", "second"]]})
+        pq.write_table(table, tmp_path / "t.parquet")
+        assert split(File(str(tmp_path / "t.parquet"), "table"))[0] == [Pair("0.png", "first")]
+
+    def test_csv_mistakes_are_not_taken_for_captions(self, tmp_path):
+        (tmp_path / "0.png").write_bytes(png(0))
+        file = File(str(tmp_path / "t.csv"), "table")
+        lines = "image,caption\n0.png,a dog, running\n0.png,fine\n"
+        (tmp_path / "t.csv").write_text(lines)
+        pairs, problems = split(file)
+        assert [pair.caption for pair in pairs] == ["fine"]
+        assert "is a caption's comma not quoted?" in problems["line 2"]
+        (tmp_path / "t.csv").write_text('image,caption\n0.png,"never closed\n' + "0.png,x\n" * 200)
+        _, problems = split(file)
+        assert "is a quote not closed?" in problems["0.png"]
+        (tmp_path / "t.csv").write_text("image,caption\n0.png," + "long " * 50_000 + "\n")
+        assert len(split(file)[0]) == 1
+
 
 class TestFolders:
     def test_sidecar_captions(self, tmp_path):
@@ -198,6 +261,15 @@ class TestFolders:
         pairs, problems = split(file)
         assert pairs == [Pair("0.png", "zero")]
         assert problems == {"line 2": "not a JSON object", "1.png": "image file not found"}
+        lines = [
+            "\ufeff" + json.dumps({"file_name": "0.png"}),
+            json.dumps({"file_name": "0.png", "text": ["", "a"]}),
+        ]
+        lines.append(json.dumps({"file_name": 3, "text": "x"}))
+        (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+        pairs, problems = split(file)
+        assert pairs == [Pair("0.png", "a")]
+        assert problems == {"line 1": "no image or no caption in this line", "3": "no file name"}
 
     def test_captions_csv(self, tmp_path):
         (tmp_path / "0.png").write_bytes(png(0))

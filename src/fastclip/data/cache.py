@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,11 +26,26 @@ def cache_folder(*parts: str) -> Path:
 
 
 @contextmanager
-def built_once(folder: Path):
+def built_once(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder` while one process builds it; others wait and find it built."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(folder.name + ".lock")):
         yield
+
+
+@contextmanager
+def written_aside(folder: Path) -> Iterator[Path]:
+    """A folder to write into that takes the place of `folder` when all is written, and goes away if not."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
 
 
 def is_remote(path: str) -> bool:
@@ -37,11 +53,11 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def local_copy(path: str) -> Path:
-    """The file itself if it is local, else its copy in the cache, fetched on first use."""
+def local_copy(path: str, version: str = "") -> Path:
+    """The file itself if it is local, else the copy of this version in the cache, fetched on first use."""
     if not is_remote(path):
         return Path(path)
-    digest = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(f"{path} {version}".encode(), digest_size=8).hexdigest()
     target = cache_folder("remote") / f"{digest}-{path.rsplit('/', 1)[-1]}"
     if target.exists():
         return target
@@ -51,7 +67,10 @@ def local_copy(path: str) -> Path:
             try:
                 with fsspec.open(path, "rb") as source, part.open("wb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 22)
-            except (OSError, ImportError, ValueError) as error:
+            except FileNotFoundError:
+                part.unlink(missing_ok=True)
+                raise
+            except Exception as error:  # each protocol's library has its own
                 part.unlink(missing_ok=True)
                 raise RemoteError(f"{path} could not be fetched: {error}") from error
             part.rename(target)
@@ -63,7 +82,7 @@ def remote_glob(pattern: str) -> list[str]:
     try:
         file_system, inner = fsspec.core.url_to_fs(pattern)
         return [file_system.unstrip_protocol(name) for name in file_system.glob(inner)]
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:
         raise RemoteError(f"{pattern} could not be listed: {error}") from error
 
 
@@ -72,7 +91,7 @@ def remote_stamp(path: str) -> list[str]:
     try:
         file_system, inner = fsspec.core.url_to_fs(path)
         info = file_system.info(inner)
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:
         raise RemoteError(f"{path} could not be reached: {error}") from error
     version = info.get("ETag") or info.get("etag") or info.get("mtime") or info.get("LastModified") or ""
     return [str(info.get("size")), str(version)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw
 from fastclip.data.decode import Augment, decoder
 from fastclip.data.images import BadImage, open_image, upright_rgb
 from fastclip.data.manifest import Manifest
+from fastclip.data.readers import UNUSABLE
 from fastclip.objective.algorithms import ALGORITHMS
 
 _CHUNK = 512
@@ -42,14 +43,14 @@ class Report:
     same_caption: int
     """Pairs whose caption stands at an earlier pair: in one batch they would be false negatives."""
     caption_words: dict[str, float]
-    truncated_captions: int
-    """Captions that the tokenizer cuts."""
+    truncated_captions: int | None
+    """Captions that the tokenizer cuts; None if it cannot tell."""
     context_length: int
     width: dict[str, float]
     height: dict[str, float]
     formats: dict[str, int]
     images_per_second_per_core: float
-    hours_per_epoch_per_core: float
+    hours_per_epoch_per_core: float | None
     state_mib: dict[str, float] = field(default_factory=dict)
     """Memory of the sample state over all workers, by algorithm."""
 
@@ -71,39 +72,39 @@ def check(
     samples = np.unique(np.linspace(0, n - 1, min(n, most or n)).astype(np.int64)).tolist()
     chunks = [samples[i : i + _CHUNK] for i in range(0, len(samples), _CHUNK)]
     found = _Findings()
-    for done, part in enumerate(_look_at_all(manifest, chunks, jobs or os.cpu_count() or 1), start=1):
+    for done, part in enumerate(_look_at_all(manifest, chunks, tokenizer, jobs or os.cpu_count() or 1), 1):
         found.add(part)
         if progress:
             progress(min(done * _CHUNK, len(samples)), len(samples))
-    lengths, context = _token_lengths(tokenizer, found.captions)
     speed = decode_speed(manifest, augment or Augment())
     return Report(
         pairs=n,
         looked_at=len(samples),
         left_out=manifest.problem_counts,
         unreadable=dict(found.reasons.most_common()),
-        worst_files=dict(found.files.most_common(5)),
+        worst_files=dict(_worst(manifest, found).most_common(5)),
         same_image=sum(found.images.values()) - len(found.images),
         same_pair=sum(found.pairs.values()) - len(found.pairs),
-        same_caption=len(found.captions) - len(set(found.captions)),
-        caption_words=_quantiles([len(caption.split()) for caption in found.captions]),
-        truncated_captions=sum(length > context for length in lengths),
-        context_length=context,
+        same_caption=sum(found.captions.values()) - len(found.captions),
+        caption_words=_quantiles(found.words),
+        truncated_captions=found.truncated if hasattr(tokenizer, "encode") else None,
+        context_length=tokenizer.context_length,
         width=_quantiles([size[0] for size in found.sizes]),
         height=_quantiles([size[1] for size in found.sizes]),
         formats=dict(found.formats.most_common()),
         images_per_second_per_core=round(speed, 1),
-        hours_per_epoch_per_core=round(n / speed / 3600, 2) if speed else float("nan"),
+        hours_per_epoch_per_core=round(n / speed / 3600, 2) if speed else None,
         state_mib=state_memory(n),
     )
 
 
 class _Findings:
     def __init__(self) -> None:
-        self.captions: list[str] = []
+        self.words: list[int] = []
+        self.truncated = 0
         self.sizes: list[tuple[int, int]] = []
         self.formats, self.reasons, self.files = Counter[str](), Counter[str](), Counter[str]()
-        self.images, self.pairs = Counter[bytes](), Counter[bytes]()
+        self.images, self.captions, self.pairs = Counter[bytes](), Counter[bytes](), Counter[bytes]()
 
     def add(self, looks: list[dict]) -> None:
         for look in looks:
@@ -111,46 +112,54 @@ class _Findings:
                 self.reasons[look["bad"]] += 1
                 self.files[look["file"]] += 1
                 continue
-            self.captions.append(look["caption"])
+            self.words.append(look["words"])
+            self.truncated += look["truncated"]
             self.sizes.append(look["size"])
             self.formats[look["format"]] += 1
-            self.images[look["hash"]] += 1
-            self.pairs[look["hash"] + look["caption"].encode()] += 1
+            self.images[look["image"]] += 1
+            self.captions[look["caption"]] += 1
+            self.pairs[look["image"] + look["caption"]] += 1
 
 
-def _look_at_all(manifest: Manifest, chunks: list[list[int]], jobs: int):
+def _worst(manifest: Manifest, found: _Findings) -> Counter[str]:
+    files = found.files.copy()
+    for problem in manifest.problems():
+        files[problem.file] += problem.pairs
+    return files
+
+
+def _look_at_all(manifest: Manifest, chunks: list[list[int]], tokenizer, jobs: int) -> Iterator[list[dict]]:
     if jobs == 1 or len(chunks) < 4:
         for chunk in chunks:
-            yield _look_at(manifest.folder, chunk)
+            yield _look_at(manifest, chunk, tokenizer)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield from pool.map(_look_at, [manifest.folder] * len(chunks), chunks)
+        yield from pool.map(_look_at, [manifest] * len(chunks), chunks, [tokenizer] * len(chunks))
 
 
-def _look_at(folder: Path, samples: list[int]) -> list[dict]:
-    manifest, looks = Manifest(folder), []
+def _look_at(manifest: Manifest, samples: list[int], tokenizer) -> list[dict]:
+    looks: list[dict] = []
+    encode: Callable[[str], list[int]] = getattr(tokenizer, "encode", lambda caption: [])
     for sample in samples:
-        look: dict[str, Any] = {"file": manifest.where(sample), "bad": ""}
+        look: dict[str, Any] = {"file": manifest.files[manifest.place(sample).file], "bad": ""}
         try:
             pair = manifest.read(sample)
             image = upright_rgb(pair.image)
             if not pair.caption.strip():
                 raise BadImage("empty caption")
             look["format"] = open_image(pair.image).format or "?"
-            look |= {"caption": pair.caption.strip(), "size": image.size}
-            look["hash"] = blake2b(pair.image, digest_size=8).digest()
-        except (BadImage, OSError) as error:
+            caption = pair.caption.strip()
+            look |= {"size": image.size, "words": len(caption.split())}
+            look["truncated"] = len(encode(caption)) + 2 > tokenizer.context_length  # with both ends
+            look["image"], look["caption"] = _hash(pair.image), _hash(caption.encode())
+        except UNUSABLE as error:
             look["bad"] = str(error)
         looks.append(look)
     return looks
 
 
-def _token_lengths(tokenizer, captions: list[str]) -> tuple[list[int], int]:
-    """Tokens of each caption with its two ends, before any are cut, and how many the model takes."""
-    context = tokenizer.context_length
-    if not hasattr(tokenizer, "encode"):
-        return [], context
-    return [len(tokenizer.encode(caption)) + 2 for caption in captions], context
+def _hash(data: bytes) -> bytes:
+    return blake2b(data, digest_size=8).digest()
 
 
 def _quantiles(numbers: list[int]) -> dict[str, float]:
@@ -169,7 +178,7 @@ def decode_speed(manifest: Manifest, augment: Augment, seconds: float = 2.0) -> 
         try:
             exact.train(manifest.read(sample).image, seed=sample)
             done += 1
-        except (BadImage, OSError):
+        except UNUSABLE:
             continue
         if time.perf_counter() - start > seconds:
             break
@@ -204,10 +213,11 @@ def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int
             )
             sheet.paste(shown, (x + (cell - shown.width) // 2, y + (cell - shown.height) // 2))
             caption = pair.caption.strip()
-        except (BadImage, OSError) as error:
+        except UNUSABLE as error:
             caption = f"[{error}]"
         for line, words in enumerate(_wrap(caption, 26)[:2]):
             draw.text((x + 6, y + cell + 12 * line), words, fill="black")
+    path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
 
 

@@ -114,6 +114,7 @@ def _print_report(report, sheet: Path) -> None:
     def counts(numbers: dict[str, int]) -> str:
         return "; ".join(f"{count:,} × {what}" for what, count in numbers.items()) or "none"
 
+    cut = "unknown" if report.truncated_captions is None else f"{report.truncated_captions:,}"
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "pairs": f"{report.pairs:,}, of which {report.looked_at:,} were looked at",
@@ -123,12 +124,12 @@ def _print_report(report, sheet: Path) -> None:
         "same image as an earlier pair": f"{report.same_image:,} ({report.same_pair:,} with its caption)",
         "same caption as an earlier pair": f"{report.same_caption:,}",
         "caption length": spread(report.caption_words, "words"),
-        "captions cut by the tokenizer": f"{report.truncated_captions:,} (> {report.context_length} tokens)",
+        "captions cut by the tokenizer": f"{cut} (> {report.context_length} tokens)",
         "image width": spread(report.width, "px"),
         "image height": spread(report.height, "px"),
         "formats": counts(report.formats),
         "decoding": f"{report.images_per_second_per_core:,.0f} images a second and core, "
-        f"{report.hours_per_epoch_per_core:g} core-hours an epoch",
+        f"{report.hours_per_epoch_per_core or 0:g} core-hours an epoch",
         "sample state, all workers": ", ".join(
             f"{name} {m:g} MiB" for name, m in report.state_mib.items() if m
         ),

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 # Tried in this order. Others stay shut: some run outside programs (EPS), some have nothing to do with photos.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "MPO")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 MAX_PIXELS = 64_000_000
 
 

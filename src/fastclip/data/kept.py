@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from hashlib import blake2b
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+import PIL
 
-from fastclip.data.cache import built_once, cache_folder
+from fastclip.data.cache import built_once, cache_folder, written_aside
 from fastclip.data.images import BadImage, upright_rgb
-from fastclip.data.manifest import Manifest
+from fastclip.data.manifest import IN_FILE, Manifest, Place
+from fastclip.data.readers import UNUSABLE
 
 PLACE = np.dtype([("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: could not be decoded
+VERSION = 1  # of how images become pixels
 _CHUNK = 256
 Decoded = tuple[int, tuple[int, int], bytes, str]  # id, height and width, pixels, what is wrong
 
@@ -31,6 +36,7 @@ class KeptImages:
     """Decoded images by id."""
 
     def __init__(self, folder: Path, n: int):
+        self.folder = folder
         self.places = np.memmap(folder / "places.bin", dtype=PLACE, mode="r", shape=(n,))
         self.pixels = np.memmap(folder / "pixels.bin", dtype=np.uint8, mode="r")
         self.reasons: dict[str, str] = json.loads((folder / "bad.json").read_text())
@@ -45,12 +51,17 @@ class KeptImages:
         progress: Callable[[int, int], None] | None = None,
     ) -> KeptImages:
         """Decode the collection, unless that was done before; refuses one that would not fit into memory."""
-        folder = cache_folder("decoded") / f"{manifest.fingerprint}-{max_pixels}"
+        folder = cache_folder("decoded") / _key(manifest, max_pixels)
         with built_once(folder):
             if not folder.exists():
-                _check_fits(manifest, max_pixels)
-                _build(folder, manifest, max_pixels, jobs or os.cpu_count() or 1, progress)
-        return cls(folder, len(manifest))
+                _check_fits(manifest, max_pixels, folder.parent)
+                with written_aside(folder) as part:
+                    _build(part, manifest, max_pixels, jobs or os.cpu_count() or 1, progress)
+            return cls(folder, len(manifest))
+
+    def __reduce__(self):
+        """A process that gets it maps the file anew: no pixels are sent."""
+        return KeptImages, (self.folder, len(self.places))
 
     def image(self, sample: int) -> np.ndarray:
         """Height × width × 3."""
@@ -61,11 +72,24 @@ class KeptImages:
         return self.pixels[offset : offset + height * width * 3].reshape(height, width, 3)
 
 
-def _check_fits(manifest: Manifest, max_pixels: int) -> None:
+def _key(manifest: Manifest, max_pixels: int) -> str:
+    """What the pixels depend on: the files and their times, images in files of their own too, and Pillow."""
+    digest = blake2b(digest_size=16)
+    digest.update(
+        json.dumps([VERSION, manifest.fingerprint, manifest.stamps, max_pixels, PIL.__version__]).encode()
+    )
+    for row in manifest.rows[manifest.rows["kind"] == IN_FILE]:
+        path = manifest.path_of(Place(*row.item()))
+        if os.path.exists(path):
+            digest.update(str(os.stat(path).st_mtime_ns).encode())
+    return digest.hexdigest()
+
+
+def _check_fits(manifest: Manifest, max_pixels: int, folder: Path) -> None:
     some = np.linspace(0, len(manifest) - 1, min(64, len(manifest))).astype(int).tolist()
     sizes = [len(pixels) for _, _, pixels, _ in _decode_chunk(manifest.folder, some, max_pixels)]
     needed = sum(sizes) / len(sizes) * len(manifest)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = min(_free_memory(), shutil.disk_usage(folder).free)
     if needed > 0.7 * free:
         raise MemoryError(
             f"The {len(manifest):,} decoded images need about {needed / 2**30:.1f} GiB, "
@@ -73,12 +97,18 @@ def _check_fits(manifest: Manifest, max_pixels: int) -> None:
         )
 
 
+def _free_memory() -> float:
+    """Bytes that could be used without swapping; unknown counts as plenty."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else float("inf")
+
+
 def _build(
-    folder: Path, manifest: Manifest, max_pixels: int, jobs: int, progress: Callable[[int, int], None] | None
+    part: Path, manifest: Manifest, max_pixels: int, jobs: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     places = np.zeros(len(manifest), dtype=PLACE)
     reasons: dict[int, str] = {}
     offset = 0
@@ -95,7 +125,6 @@ def _build(
         file.write(b"\0")  # an empty file could not be mapped
     places.tofile(part / "places.bin")
     (part / "bad.json").write_text(json.dumps(reasons))
-    part.rename(folder)
 
 
 def _decode_all(manifest: Manifest, max_pixels: int, jobs: int) -> Iterator[Decoded]:
@@ -123,6 +152,6 @@ def _decode_chunk(folder: Path, samples: list[int], max_pixels: int) -> list[Dec
         try:
             image = upright_rgb(manifest.read(sample).image, max_pixels)
             decoded.append((sample, (image.height, image.width), image.tobytes(), ""))
-        except (BadImage, OSError) as error:
+        except UNUSABLE as error:
             decoded.append((sample, (0, 0), b"", str(error)))
     return decoded

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from fastclip.data.images import BadImage
 from fastclip.data.kept import KeptImages
 from fastclip.data.manifest import Manifest, Place
 from fastclip.data.order import Order, sample_seed
+from fastclip.data.readers import UNUSABLE
 
 log = logging.getLogger(__name__)
 _NEIGHBOURS = 32  # how many samples in a row may be unusable before we stop looking for a replacement
@@ -55,8 +56,7 @@ class Batch:
         return replace(self, **pinned)
 
 
-class Tokenizer(Protocol):
-    def __call__(self, texts: list[str]) -> Tensor: ...
+Tokenizer = Callable[[list[str]], Tensor]
 
 
 class PairLoader:
@@ -90,7 +90,7 @@ class PairLoader:
             raise ValueError(f"The order is for {order.n:,} samples, the manifest has {len(manifest):,}.")
         if not 0 <= max_bad < 1:
             raise ValueError(f"max_bad={max_bad} must lie in [0, 1); try 0.01.")
-        self.decoder, self.bad = decoder, BadTally(manifest, max_bad, world_size)
+        self.decoder, self.bad = decoder, BadTally(manifest, max_bad)
         pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, kept)
         self._loader = DataLoader(
             pairs,
@@ -115,47 +115,45 @@ class PairLoader:
 
 
 class BadTally:
-    """Counts what could not be used, says it once a sample, and stops when it is too much."""
+    """Counts the samples that could not be used, names each once, and stops when they are too many.
 
-    def __init__(self, manifest: Manifest, max_bad: float, world_size: int = 1):
-        # An epoch's share of this worker; pairs that indexing left out count as well.
-        left_out = sum(manifest.problem_counts.values())
-        self.allowed = max_bad * (len(manifest) + left_out) / world_size
-        self.left_out = left_out / world_size
+    The limit is that of the whole collection: pairs that indexing left out count, and with several workers
+    each counts what it met itself.
+    """
+
+    def __init__(self, manifest: Manifest, max_bad: float):
         self.manifest, self.max_bad = manifest, max_bad
-        self.reasons: Counter[str] = Counter()
-        self.files: Counter[str] = Counter()
-        self._epoch, self._seen = -1, set[int]()
+        self.left_out = sum(manifest.problem_counts.values())
+        self.samples: dict[int, BadSample] = {}
         self._check()
 
     def add(self, batch: Batch) -> None:
-        if batch.epoch != self._epoch:
-            self._epoch, self._seen = batch.epoch, set()
         for sample in batch.bad:
-            if sample.id not in self._seen:
-                self._seen.add(sample.id)
-                self.reasons[sample.reason] += 1
-                self.files[sample.file] += 1
+            if sample.id not in self.samples:
+                self.samples[sample.id] = sample
                 log.warning("sample %d of %s is left out: %s", *sample)
         self._check()
 
-    def total(self) -> int:
-        """How often a bad sample was met and replaced."""
-        return sum(self.reasons.values())
+    def summary(self) -> str:
+        """One line for the end of a run: how many, why, and where most of them are."""
+        reasons, files = Counter(sample.reason for sample in self.samples.values()), Counter[str]()
+        for sample in self.samples:
+            files[self.manifest.files[self.manifest.place(sample).file]] += 1
+        for problem in self.manifest.problems():
+            reasons[problem.reason] += problem.pairs
+            files[problem.file] += problem.pairs
+        if not reasons:
+            return "Every pair could be used."
+        why = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
+        worst = ", ".join(f"{file} ({count:,})" for file, count in files.most_common(3))
+        return f"{sum(reasons.values()):,} pairs could not be used: {why}. The worst files: {worst}."
 
     def _check(self) -> None:
-        if len(self._seen) + self.left_out <= self.allowed:
-            return
-        files, reasons = self.files.copy(), self.reasons.copy()
-        for problem in self.manifest.problems():
-            files[problem.file] += 1
-            reasons[problem.reason] += 1
-        worst = ", ".join(f"{file} ({count:,})" for file, count in files.most_common(3))
-        why = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
-        raise TooManyBadSamples(
-            f"More than {self.max_bad:.1%} of the pairs cannot be used: {why}. The worst files: {worst}. "
-            "Look at them with `fastclip data check`, or allow more with a larger max_bad."
-        )
+        if len(self.samples) + self.left_out > self.max_bad * (len(self.manifest) + self.left_out):
+            raise TooManyBadSamples(
+                f"More than {self.max_bad:.1%} of the collection is broken. {self.summary()} "
+                "Look at it with `fastclip data check`, or allow more with a larger max_bad."
+            )
 
 
 class _StepDataset(Dataset):
@@ -166,7 +164,7 @@ class _StepDataset(Dataset):
         manifest: Manifest,
         order: Order,
         decoder: Decoder,
-        tokenizer: Callable[[list[str]], Tensor],
+        tokenizer: Tokenizer,
         rank: int,
         world_size: int,
         kept: KeptImages | None,
@@ -196,7 +194,7 @@ class _StepDataset(Dataset):
             seed = sample_seed(self.order.seed, epoch, candidate)
             try:
                 return (*self._pair(candidate, place, seed), candidate)
-            except (BadImage, OSError) as error:
+            except UNUSABLE as error:
                 bad.append(BadSample(candidate, self.manifest.where(candidate), str(error)))
         raise TooManyBadSamples(
             f"{_NEIGHBOURS} neighbouring pairs from {sample} on cannot be used; the last, in {bad[-1].file}: "

@@ -9,30 +9,42 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fastclip.data.cache import built_once, cache_folder, is_remote, local_copy, remote_stamp
+from fastclip.data.cache import (
+    built_once,
+    cache_folder,
+    is_remote,
+    local_copy,
+    remote_stamp,
+    written_aside,
+)
+from fastclip.data.readers import OpenFiles, ParquetImages
 from fastclip.data.sources import (
+    EMPTY_FILE,
+    NO_FILE,
     File,
     Pair,
     Problem,
     SourceError,
-    find_columns,
     find_files,
+    folder_of,
     list_folder,
     read_pairs,
 )
 
 log = logging.getLogger(__name__)
 VERSION = 1
+_CHUNK = 8192  # rows that are held in memory while indexing
+_END = 1 << 14
 IN_TAR, IN_FILE, IN_PARQUET = range(3)
 ROW = np.dtype(
     [
@@ -73,17 +85,25 @@ class Manifest:
         about = json.loads((folder / "manifest.json").read_text())
         self.files: list[str] = [file["path"] for file in about["files"]]
         self.kinds: list[str] = [file["kind"] for file in about["files"]]
+        self.stamps: list[list[str]] = about["stamps"]
         self.fingerprint: str = about["fingerprint"]
         self.problem_counts: dict[str, int] = about["problems"]
-        self._image_column: str | None = about["columns"][0]
         self._file_rows = np.array([file["rows"] for file in about["files"]], dtype=np.int64)
         self.rows = np.memmap(folder / "rows.bin", dtype=ROW, mode="r", shape=(about["pairs"],))
         self._cells = self.rows.view(f"V{ROW.itemsize}")
         strings = folder / "strings.bin"
         self._strings = np.memmap(strings, mode="r") if strings.stat().st_size else np.zeros(0, np.uint8)
 
+        versions = [_version(path, stamp) for path, stamp in zip(self.files, self.stamps, strict=True)]
+        self._tars = OpenFiles(dict(zip(self.files, versions, strict=True)))
+        self._tables = ParquetImages(tuple(about["columns"]), self._tars.versions)
+
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __reduce__(self):
+        """A process that gets it maps the files anew: nothing of size n is sent."""
+        return Manifest, (self.folder,)
 
     def find(self, samples: np.ndarray) -> np.ndarray:
         """The rows of these samples, one look-up for a whole batch; `Place(*row.item())` is one of them."""
@@ -101,15 +121,15 @@ class Manifest:
     def image_at(self, place: Place) -> bytes:
         """The image's bytes."""
         if place.kind == IN_TAR:
-            return _OPEN_FILES.read(self.files[place.file], place.image_size, place.image)
+            return self._tars.read(self.files[place.file], place.image_size, place.image)
         if place.kind == IN_FILE:
-            return local_copy(self._path(place)).read_bytes()
-        return _parquet_image(self.files[place.file], place.image, self._image_column)
+            return local_copy(self.path_of(place)).read_bytes()
+        return self._tables.read(self.files[place.file], place.image)
 
     def caption_at(self, place: Place) -> str:
         """The caption."""
         if place.kind == IN_TAR:
-            raw = _OPEN_FILES.read(self.files[place.file], place.caption_size, place.caption)
+            raw = self._tars.read(self.files[place.file], place.caption_size, place.caption)
         else:
             raw = self._string(place.caption, place.caption_size)
         return raw.decode("utf-8", errors="replace")
@@ -117,7 +137,7 @@ class Manifest:
     def where(self, sample: int) -> str:
         """The file that a person should look at when this pair is broken."""
         place = self.place(sample)
-        return self._path(place) if place.kind == IN_FILE else self.files[place.file]
+        return self.path_of(place) if place.kind == IN_FILE else self.files[place.file]
 
     def block_ends(self) -> np.ndarray:
         """Where blocks of neighbouring pairs end: shards, and pieces of tables and folders."""
@@ -134,9 +154,9 @@ class Manifest:
             for line in lines:
                 yield Problem(**json.loads(line))
 
-    def _path(self, place: Place) -> str:
+    def path_of(self, place: Place) -> str:
         """An image's own file, relative to its folder or to its table's folder."""
-        name = self._string(place.image, place.image_size).decode()
+        name = os.fsdecode(self._string(place.image, place.image_size))
         file = self.files[place.file]
         root = file if self.kinds[place.file] == "folder" else os.path.dirname(file)
         return name if is_remote(name) else os.path.join(root, name)
@@ -158,18 +178,30 @@ def open_manifest(
     """
     files = find_files(paths)
     columns = (image_column, caption_column)
-    stamps = [_stamp(file) for file in files]
-    key = _digest([VERSION, columns, [_absolute(file.path) for file in files]])
-    folder = cache_folder("manifests") / key
+    with ThreadPoolExecutor(32) as pool:  # remote files answer slowly, but many at once
+        stamps = list(pool.map(_stamp, files))
+    files = [f._replace(version=_version(f.path, s)) for f, s in zip(files, stamps, strict=True)]
+    folder = cache_folder("manifests") / _digest([VERSION, columns, [_absolute(file.path) for file in files]])
     with built_once(folder):
         if not _is_current(folder, stamps):
-            _build(folder, files, stamps, columns, progress)
-    return Manifest(folder)
+            with written_aside(folder) as part:
+                _build(part, files, stamps, columns, progress)
+        manifest = Manifest(folder)
+    for reason, count in manifest.problem_counts.items():
+        log.warning("left out of %s: %s × %s", manifest.files[0], f"{count:,}", reason)
+    return manifest
 
 
 def _is_current(folder: Path, stamps: list) -> bool:
+    """Whether the files are those of the manifest, and no image that was missing has come since."""
     about = folder / "manifest.json"
-    return about.exists() and json.loads(about.read_text())["stamps"] == stamps
+    if not about.exists() or json.loads(about.read_text())["stamps"] != stamps:
+        return False
+    with (folder / "problems.jsonl").open() as lines:
+        problems = [Problem(**json.loads(line)) for line in lines]
+    absent = [p for p in problems if p.reason in (NO_FILE, EMPTY_FILE) and not p.file.endswith(".tar")]
+    paths = [os.path.join(folder_of(problem.file), problem.key) for problem in absent]
+    return not any(os.path.exists(path) and os.path.getsize(path) for path in paths)
 
 
 def _stamp(file: File) -> list[str]:
@@ -182,21 +214,26 @@ def _stamp(file: File) -> list[str]:
 
 
 def _stat(path: str) -> list[str]:
-    stat = os.stat(path)
+    try:
+        stat = os.stat(path)
+    except OSError:  # a link that leads nowhere
+        return ["missing"]
     return [str(stat.st_size), str(stat.st_mtime_ns)]
+
+
+def _version(path: str, stamp: list[str]) -> str:
+    return " ".join(stamp) if is_remote(path) else ""
 
 
 def _digest(thing: object) -> str:
     return blake2b(json.dumps(thing).encode(), digest_size=16).hexdigest()
 
 
-def _build(folder: Path, files: list[File], stamps: list, columns: tuple, progress: Callable | None) -> None:
-    """Write the manifest aside and rename it, so that a killed process leaves none."""
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    sizes = [os.path.getsize(file.path) if os.path.isfile(file.path) else 0 for file in files]
+def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress: Callable | None) -> None:
+    """Write a manifest into the folder `part`."""
     about, reasons, total = [], Counter[str](), 0
+    sizes = [os.path.getsize(file.path) if os.path.isfile(file.path) else 0 for file in files]
+    behind, all_bytes = 0, sum(sizes)
     content = blake2b(digest_size=16)
     with (
         (part / "rows.bin").open("wb") as rows_file,
@@ -204,26 +241,34 @@ def _build(folder: Path, files: list[File], stamps: list, columns: tuple, progre
         (part / "problems.jsonl").open("w") as problems,
     ):
         for number, file in enumerate(files):
-            rows = []
-            for item in read_pairs(file, columns):
-                if isinstance(item, Problem):
-                    problems.write(json.dumps(item._asdict()) + "\n")
-                    reasons[item.reason.split(" after ")[0]] += 1
-                else:
+            count = 0
+            content.update(os.path.basename(file.path).encode() + b"\0" + _ends(file))
+            items = read_pairs(file, columns)
+            while some := list(islice(items, _CHUNK)):
+                rows = []
+                for item in some:
+                    if isinstance(item, Problem):
+                        problems.write(json.dumps(item._asdict()) + "\n")
+                        reasons[item.reason.split(" after ")[0]] += item.pairs
+                        continue
                     rows.append(_row(number, item, strings))
-            packed = np.array(rows, dtype=ROW).tobytes()
-            rows_file.write(packed)
-            content.update(os.path.basename(file.path).encode() + b"\0" + packed)
-            about.append({"path": _absolute(file.path), "kind": file.kind, "rows": len(rows)})
-            total += len(rows)
-            if progress:
-                progress(sum(sizes[: number + 1]), sum(sizes))
+                    if isinstance(item.image, str):
+                        content.update(_stat(os.path.join(folder_of(file.path), item.image))[0].encode())
+                packed = np.array(rows, dtype=ROW).tobytes()
+                rows_file.write(packed)
+                content.update(packed)
+                count += len(rows)
+                if progress and all_bytes:
+                    inside = int(rows[-1][2]) if rows and file.kind == "tar" else 0
+                    progress(behind + inside, all_bytes)
+            about.append({"path": _absolute(file.path), "kind": file.kind, "rows": count})
+            total += count
+            behind += sizes[number]
     if not total:
-        shutil.rmtree(part)
         worst = "; ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
         raise SourceError(f"{files[0].path} holds no usable pair" + (f" ({worst})." if worst else "."))
-    with (part / "strings.bin").open("rb") as strings:
-        while piece := strings.read(1 << 22):
+    with (part / "strings.bin").open("rb") as kept:
+        while piece := kept.read(1 << 22):
             content.update(piece)
     summary = {
         "version": VERSION,
@@ -235,9 +280,17 @@ def _build(folder: Path, files: list[File], stamps: list, columns: tuple, progre
         "files": about,
     }
     (part / "manifest.json").write_text(json.dumps(summary))
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
     log.info("indexed %s pairs in %s files", f"{total:,}", f"{len(files):,}")
+
+
+def _ends(file: File) -> bytes:
+    """The first and last bytes of a shard or table: cheap to read, and seldom the same in two versions."""
+    if file.kind == "folder":
+        return b""
+    with open(local_copy(file.path, file.version), "rb") as stream:
+        start = stream.read(_END)
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - _END))
+        return start + stream.read(_END)
 
 
 def _absolute(path: str) -> str:
@@ -245,71 +298,15 @@ def _absolute(path: str) -> str:
 
 
 def _row(number: int, pair: Pair, strings) -> tuple:
-    def keep(text: str) -> tuple[int, int]:
-        raw, place = text.encode("utf-8", errors="replace"), strings.tell()
+    def keep(raw: bytes) -> tuple[int, int]:
         strings.write(raw)
-        return place, len(raw)
+        return strings.tell() - len(raw), len(raw)
 
-    caption, caption_size = pair.caption if isinstance(pair.caption, tuple) else keep(pair.caption)
+    caption, caption_size = (
+        pair.caption if isinstance(pair.caption, tuple) else keep(pair.caption.encode("utf-8", "replace"))
+    )
     if isinstance(pair.image, tuple):
         return number, IN_TAR, *pair.image, caption_size, caption
     if isinstance(pair.image, str):
-        return number, IN_FILE, *keep(pair.image), caption_size, caption
+        return number, IN_FILE, *keep(os.fsencode(pair.image)), caption_size, caption
     return number, IN_PARQUET, pair.image, 0, caption_size, caption
-
-
-class _OpenFiles:
-    """The files last read from; `pread` has no position that forked workers could disturb."""
-
-    def __init__(self, most: int = 64):
-        self.most = most
-        self.descriptors: OrderedDict[str, int] = OrderedDict()
-
-    def read(self, path: str, size: int, offset: int) -> bytes:
-        if path in self.descriptors:
-            self.descriptors.move_to_end(path)
-        else:
-            self.descriptors[path] = os.open(local_copy(path), os.O_RDONLY)
-            if len(self.descriptors) > self.most:
-                os.close(self.descriptors.popitem(last=False)[1])
-        data = os.pread(self.descriptors[path], size, offset)
-        if len(data) != size:
-            raise OSError(
-                f"the file ends {size - len(data):,} bytes too early; it changed after it was indexed"
-            )
-        return data
-
-
-_OPEN_FILES = _OpenFiles()
-
-
-def _parquet_image(path: str, row: int, image_column: str | None) -> bytes:
-    group, within = _find_row_group(path, row)
-    value = _row_group_images(path, group, image_column)[within].as_py()
-    if isinstance(value, dict):  # Hugging Face's image: bytes, and the name of the file that they came from
-        value = value.get("bytes")
-    if not value:
-        raise OSError("the row holds no image bytes")
-    return value
-
-
-def _find_row_group(path: str, row: int) -> tuple[int, int]:
-    ends = _parquet_file(path)[1]
-    group = int(np.searchsorted(ends, row, side="right"))
-    return group, row - (int(ends[group - 1]) if group else 0)
-
-
-@lru_cache(maxsize=16)
-def _parquet_file(path: str):
-    import pyarrow.parquet as pq
-
-    file = pq.ParquetFile(local_copy(path))
-    counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-    return file, np.cumsum(counts)
-
-
-@lru_cache(maxsize=4)
-def _row_group_images(path: str, group: int, image_column: str | None):
-    file = _parquet_file(path)[0]
-    column, _ = find_columns(path, file.schema_arrow.names, (image_column, None))
-    return file.read_row_group(group, columns=[column]).column(0)

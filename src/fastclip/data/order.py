@@ -63,10 +63,6 @@ class Order:
         """The epoch in which a step's batch begins."""
         return step * self.batch // self.n
 
-    def first_step(self, epoch: int) -> int:
-        """The first step whose batch begins in this epoch or later."""
-        return -(-epoch * self.n // self.batch)
-
     def global_batch(self, step: int) -> Samples:
         """All samples of a step, over all workers."""
         return self._at(np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.int64))

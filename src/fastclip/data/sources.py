@@ -14,7 +14,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from fastclip.data.cache import is_remote, local_copy, remote_glob
 
@@ -36,6 +36,9 @@ IMAGE_COLUMNS = (
     "png",
 )
 CAPTION_COLUMNS = ("title", "caption", "text", "txt", "description", "sentence", "prompt", "captions")
+NO_FILE, EMPTY_FILE = "image file not found", "image of 0 bytes"
+_LONGEST_FIELD = 1 << 24  # characters of a CSV field
+_MOST_LINES = 100  # of a caption
 FOLDER_TABLES = ("metadata.jsonl", "captions.csv", "metadata.csv", "captions.tsv")
 
 
@@ -48,6 +51,8 @@ class File(NamedTuple):
 
     path: str
     kind: Kind
+    version: str = ""
+    """Of a remote file: its copy in the cache is that of this version."""
 
 
 class Pair(NamedTuple):
@@ -60,11 +65,13 @@ class Pair(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A pair that cannot be used, found while indexing."""
+    """Pairs that cannot be used, found while indexing."""
 
     file: str
     key: str
     reason: str
+    pairs: int = 1
+    """How many; an estimate where a shard is damaged."""
 
 
 def find_files(paths: str | list[str]) -> list[File]:
@@ -94,7 +101,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _find(path: str) -> list[File]:
-    if any(sign in path for sign in "*?["):
+    if not os.path.exists(path) and any(sign in path for sign in ("*[" if is_remote(path) else "*?[")):
         found = remote_glob(path) if is_remote(path) else glob.glob(path, recursive=True)
         if not found:
             raise SourceError(f"{path} matches no file.")
@@ -103,7 +110,7 @@ def _find(path: str) -> list[File]:
 
 
 def _find_one(path: str) -> list[File]:
-    extension = path.rsplit(".", 1)[-1].lower()
+    extension = path.split("?", 1)[0].rsplit(".", 1)[-1].lower()
     if extension in ("gz", "tgz", "zst", "bz2", "xz"):
         raise SourceError(
             f"{path} is compressed, so its samples cannot be read one by one. Unpack it to .tar."
@@ -138,53 +145,67 @@ def _find_in_folder(path: str) -> list[File]:
 def read_pairs(file: File, columns: tuple[str | None, str | None] = (None, None)) -> Iterator[Pair | Problem]:
     """All pairs of a file in their order, and what is wrong with the others; images are not opened."""
     if file.kind == "tar":
-        return _read_tar(file.path)
+        return _read_tar(file)
     if file.kind == "folder":
         return _read_folder(file.path, columns)
-    return _read_table(file.path, columns)
+    if file.path.split("?", 1)[0].lower().endswith(".parquet"):
+        return _read_parquet(file, columns)
+    return _read_csv(file, columns)
 
 
-def _read_tar(path: str) -> Iterator[Pair | Problem]:
+def _read_tar(file: File) -> Iterator[Pair | Problem]:
     """One pass over the headers. A pair's members need not be neighbours; the image's place is the pair's."""
     images: dict[str, tuple[int, int]] = {}
     captions: dict[str, tuple[int, int]] = {}
     problems = []
-    with open(local_copy(path), "rb") as stream:
+    with open(local_copy(file.path, file.version), "rb") as stream:
+        size, end = os.fstat(stream.fileno()).st_size, 0
         try:
             with tarfile.open(fileobj=stream, mode="r:") as tar:
                 for member in tar:
                     tar.members = []  # type: ignore[attr-defined]  # or it would keep them all
-                    if not member.isfile():
-                        continue
                     key, extension = _split_key(member.name)
-                    place = (member.offset_data, member.size)
                     kept = (
                         images if extension in IMAGE_EXTENSIONS else captions if extension == "txt" else None
                     )
-                    if kept is None:
+                    if kept is None or member.isdir():
                         continue
-                    if key in kept:
-                        problems.append(Problem(path, key, f"duplicate key, second .{extension} left out"))
-                        continue
-                    kept[key] = place
-        except tarfile.TarError as error:
-            problems.append(
-                Problem(path, "", f"truncated or damaged tar after {len(images):,} images: {error}")
-            )
-        size = os.fstat(stream.fileno()).st_size
+                    if not member.isreg() or member.issparse():
+                        problems.append(
+                            Problem(file.path, key, "a link or a sparse member, not a plain file")
+                        )
+                    elif key in kept:
+                        problems.append(
+                            Problem(file.path, key, f"duplicate key, second .{extension} left out")
+                        )
+                    else:
+                        kept[key] = (member.offset_data, member.size)
+                end = tar.offset
+        except tarfile.TarError:
+            pass  # told by what stands at the end
+        problems += _damage(file.path, stream, size, end, len(images))
     for key, image in images.items():
         caption = captions.pop(key, None)
         reason = _unusable(image, caption, size)
-        yield Problem(path, key, reason) if reason or caption is None else Pair(image, caption)
-    problems += [Problem(path, key, "caption without an image") for key in captions]
+        yield Problem(file.path, key, reason) if reason or caption is None else Pair(image, caption)
+    problems += [Problem(file.path, key, "caption without an image") for key in captions]
     yield from problems
+
+
+def _damage(path: str, stream: BinaryIO, size: int, end: int, images: int) -> list[Problem]:
+    """A tar closes with a block of zeros; tarfile itself stops in silence at a header that it cannot read."""
+    stream.seek(end)
+    if end and stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE):
+        return []
+    lost = max(1, round((size - end) / (end / images))) if images and end else 1
+    return [Problem(path, "", f"truncated or damaged tar after {images:,} images", lost)]
 
 
 def _unusable(image: tuple[int, int], caption: tuple[int, int] | None, file_size: int) -> str:
     if sum(image) > file_size:
         return "image cut off by the end of the tar"
     if image[1] == 0:
-        return "image of 0 bytes"
+        return EMPTY_FILE
     if caption is None:
         return "no caption"
     if caption[1] == 0:
@@ -201,22 +222,25 @@ def _split_key(name: str) -> tuple[str, str]:
     return folder + slash + stem, extension.lower()
 
 
-def _read_table(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
-    if path.lower().endswith(".parquet"):
-        return _read_parquet(path, columns)
-    return _read_csv(path, columns)
-
-
-def _read_csv(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
-    root = os.path.dirname(path)
-    with open(local_copy(path), newline="", encoding="utf-8-sig", errors="replace") as stream:
+def _read_csv(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    with open(
+        local_copy(file.path, file.version), newline="", encoding="utf-8-sig", errors="replace"
+    ) as stream:
         header = stream.readline()
         delimiter = "\t" if header.count("\t") >= header.count(",") and "\t" in header else ","
         stream.seek(0)
         rows = csv.DictReader(stream, delimiter=delimiter)
-        image_column, caption_column = find_columns(path, list(rows.fieldnames or []), columns)
-        for row in rows:
-            yield _file_pair(path, root, row.get(image_column), row.get(caption_column))
+        image_column, caption_column = find_columns(file.path, list(rows.fieldnames or []), columns)
+        try:
+            for row in rows:
+                if None in row:
+                    reason = "more fields than columns: is a caption's comma not quoted?"
+                    yield Problem(file.path, f"line {rows.line_num}", reason)
+                else:
+                    yield _file_pair(file.path, row.get(image_column), row.get(caption_column))
+        except csv.Error as error:
+            raise SourceError(f"{file.path}, line {rows.line_num}: {error}") from error
 
 
 def find_columns(path: str, names: list[str], given: tuple[str | None, str | None]) -> tuple[str, str]:
@@ -243,47 +267,60 @@ def find_columns(path: str, names: list[str], given: tuple[str | None, str | Non
     return found[0], found[1]
 
 
-def _file_pair(table: str, root: str, name: str | None, caption: str | None) -> Pair | Problem:
-    """A pair whose image is a file of its own, named in a table."""
-    if not name:
-        return Problem(table, "", "no file name")
-    image = name if is_remote(name) or os.path.isabs(name) else os.path.join(root, name)
-    if not is_remote(image):
+def _file_pair(table: str, name: object, caption: object) -> Pair | Problem:
+    """A pair whose image is a file of its own, named in a table; names are relative to the table's folder."""
+    if not name or not isinstance(name, str):
+        return Problem(table, str(name), "no file name")
+    if not is_remote(name):
         try:
-            if os.stat(image).st_size == 0:
-                return Problem(table, name, "image of 0 bytes")
+            if os.stat(os.path.join(folder_of(table), name)).st_size == 0:
+                return Problem(table, name, EMPTY_FILE)
         except OSError:
-            return Problem(table, name, "image file not found")
+            return Problem(table, name, NO_FILE)
+    return _pair(table, name, name, caption)
+
+
+def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Problem:
+    """A pair whose caption stands in a table; of several captions in a list the first that is not empty."""
+    if isinstance(caption, (list, tuple)):
+        caption = next((c for c in caption if isinstance(c, str) and c.strip()), None)
     if caption is None:
-        return Problem(table, name, "no caption")
+        return Problem(file, key, "no caption")
+    if not isinstance(caption, str):
+        return Problem(file, key, f"caption is a {type(caption).__name__}, not text")
     if not caption.strip():
-        return Problem(table, name, "empty caption")
-    return Pair(name, caption)
+        return Problem(file, key, "empty caption")
+    if caption.count("\n") > _MOST_LINES:
+        return Problem(file, key, f"caption of more than {_MOST_LINES} lines: is a quote not closed?")
+    return Pair(image, caption)
 
 
-def _read_parquet(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+def folder_of(path: str) -> str:
+    """A folder itself, or the folder of a table."""
+    return path if os.path.isdir(path) else os.path.dirname(path)
+
+
+def _read_parquet(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
     """Images are bytes in the table (Hugging Face's struct of bytes and path, or binary), or file names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(local_copy(path))
+        table = pq.ParquetFile(local_copy(file.path, file.version))
     except pa.ArrowException as error:
-        raise SourceError(f"{path} is not a readable Parquet file: {error}") from error
-    image_column, caption_column = find_columns(path, table.schema_arrow.names, columns)
-    holds_bytes = not pa.types.is_string(table.schema_arrow.field(image_column).type)
+        raise SourceError(f"{file.path} is not a readable Parquet file: {error}") from error
+    image_column, caption_column = find_columns(file.path, table.schema_arrow.names, columns)
+    kind = table.schema_arrow.field(image_column).type
+    holds_bytes = pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     wanted = [caption_column] if holds_bytes else [image_column, caption_column]
     row = 0
     for batch in table.iter_batches(columns=wanted):
-        captions = batch.column(batch.schema.get_field_index(caption_column)).to_pylist()
-        names = [None] * len(captions) if holds_bytes else batch.column(image_column).to_pylist()
-        for name, caption in zip(names, captions, strict=True):
-            if not holds_bytes:
-                yield _file_pair(path, os.path.dirname(path), name, caption)
-            elif caption is None or not str(caption).strip():
-                yield Problem(path, f"row {row}", "no caption" if caption is None else "empty caption")
+        values = batch.to_pydict()
+        for i, caption in enumerate(values[caption_column]):
+            if holds_bytes:
+                yield _pair(file.path, f"row {row}", row, caption)
             else:
-                yield Pair(row, str(caption))
+                yield _file_pair(file.path, values[image_column][i], caption)
             row += 1
 
 
@@ -291,7 +328,11 @@ def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[
     for name in FOLDER_TABLES:
         table = os.path.join(path, name)
         if os.path.exists(table):
-            yield from _read_jsonl(table, columns) if name.endswith("jsonl") else _read_csv(table, columns)
+            yield from (
+                _read_jsonl(table, columns)
+                if name.endswith("jsonl")
+                else _read_csv(File(table, "table"), columns)
+            )
             return
     images = [name for name in list_folder(path) if name.rsplit(".", 1)[-1].lower() in IMAGE_EXTENSIONS]
     if not images:
@@ -300,14 +341,13 @@ def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[
         )
     for name in images:
         sidecar = Path(path, name).with_suffix(".txt")
-        caption = sidecar.read_text("utf-8", errors="replace") if sidecar.exists() else None
-        yield _file_pair(path, path, name, caption)
+        yield _file_pair(path, name, sidecar.read_text("utf-8-sig", "replace") if sidecar.exists() else None)
 
 
 def _read_jsonl(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
     """Hugging Face's metadata.jsonl: an object a line, file_name and a caption."""
     found = None
-    with open(path, encoding="utf-8", errors="replace") as stream:
+    with open(path, encoding="utf-8-sig", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 row = json.loads(line)
@@ -317,18 +357,19 @@ def _read_jsonl(path: str, columns: tuple[str | None, str | None]) -> Iterator[P
                 if line.strip():
                     yield Problem(path, f"line {number}", "not a JSON object")
                 continue
-            found = found or find_columns(path, list(row), columns)
-            caption = row.get(found[1])
-            yield _file_pair(
-                path, os.path.dirname(path), row.get(found[0]), None if caption is None else str(caption)
-            )
+            try:
+                found = found or find_columns(path, list(row), columns)
+            except SourceError:
+                yield Problem(path, f"line {number}", "no image or no caption in this line")
+                continue
+            yield _file_pair(path, row.get(found[0]), row.get(found[1]))
 
 
 def list_folder(path: str) -> list[str]:
     """Every file below a folder, relative to it, in the byte order of the names."""
     names = [
         os.path.relpath(os.path.join(folder, name), path)
-        for folder, _, files in os.walk(path)
+        for folder, _, files in os.walk(path, followlinks=True)
         for name in files
     ]
     return sorted(names, key=os.fsencode)

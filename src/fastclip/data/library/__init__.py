@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
+from fastclip.data.cache import built_once
 from fastclip.data.library.build import RECORDS, Record, finish, read_plan, write_whole
 from fastclip.data.library.iconify import DataUnavailable
 
@@ -17,12 +18,8 @@ __all__ = ["NAMES", "DataUnavailable", "get"]
 
 log = logging.getLogger(__name__)
 
-NAMES = {
-    "emoji": "coloured emoji of five sets; five other sets are the tests (npm, under 2 minutes)",
-    "icons": "every icon of the npm package @iconify/json; nine sets are the tests (npm, under 15 minutes)",
-    "scenes": "generated coloured shapes; new compositions are the tests (needs nothing, seconds)",
-}
-_HOME = {"emoji": "icons", "icons": "icons", "scenes": "scenes"}
+# Each collection, and the module here that builds it
+NAMES = {"emoji": "icons", "icons": "icons", "scenes": "scenes"}
 
 
 def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool = True) -> Path:
@@ -37,7 +34,11 @@ def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool =
         raise ValueError(f"There is no collection {name!r}; there are {', '.join(NAMES)}.{hint}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: give 1 or more, or None for all cores.")
-    out = Path(out)
+    with built_once(Path(out)):
+        return _get(name, Path(out), jobs or _cores(), progress)
+
+
+def _get(name: str, out: Path, jobs: int, progress: bool) -> Path:
     if (summary := _complete(out, name)) is not None:
         shutil.rmtree(out / RECORDS, ignore_errors=True)
         log.info("%s: complete already, %s. Delete the folder to build it again.", out, _counts(summary))
@@ -45,9 +46,8 @@ def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool =
     if (out / "complete.json").exists():  # but it is not complete
         (out / RECORDS).mkdir(exist_ok=True)
         (out / "complete.json").unlink()
-    module = import_module(f"fastclip.data.library.{_HOME[name]}")
-    summary = module.build(name, out, workers=jobs or _cores(), progress=progress)
-    assert summary is not None
+    module = import_module(f"fastclip.data.library.{NAMES[name]}")
+    summary = module.build(name, out, workers=jobs, progress=progress)
     write_whole(out / "README.md", card(summary))
     finish(out, summary)
     log.info("%s: %s", out, _counts(summary))
