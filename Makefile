@@ -31,6 +31,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.loss_kernel --largest
 	$(BIN)/python -m benchmarks.data_lookup
 	$(BIN)/python -m benchmarks.decode
+	$(BIN)/python -m benchmarks.data_get
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

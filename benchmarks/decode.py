@@ -27,7 +27,7 @@ from fastclip.data.manifest import open_manifest
 from fastclip.data.order import Order
 from fastclip.data.tokenize import Tokenizer
 
-IMAGES, BATCH, ROUNDS = 256, 32, 9
+FILES, IMAGES, BATCH, ROUNDS = 256, 1024, 32, 5  # a round is long, as training is: workers start only once
 
 
 def photo(rng: np.random.Generator, width: int, height: int) -> bytes:
@@ -88,8 +88,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
     tokenizer = open_clip.get_tokenizer("ViT-B-32")
-    files = [photo(rng, 640, 480) for _ in range(IMAGES)]
-    text = captions(rng, tokenizer, IMAGES)
+    files = [photo(rng, 640, 480) for _ in range(FILES)]
+    text = captions(rng, tokenizer, FILES)
     exact, fast, finer = ExactDecoder(Augment()), FastDecoder(Augment()), FastDecoder(Augment(), oversample=2)
     ours = {"exact": exact, "fast": fast, "fast, oversample=2": finer}
 

@@ -26,6 +26,7 @@ VERBS = {
     ),
     "data check": ("fastclip.data.commands", "check", "a doctor's page of a collection, before a long run"),
 }
+MANY_PATHS = ("data index", "data check")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,9 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     from jsonargparse import auto_cli
 
     run = getattr(import_module(module), function)
-    options = _joined_paths(words[verb.count(" ") + 1 :]) if run.__name__ in ("index", "check") else words[2:]
+    rest = words[verb.count(" ") + 1 :]
     try:
-        auto_cli(run, args=options, prog=f"fastclip {verb}")
+        auto_cli(run, args=_joined_paths(rest) if verb in MANY_PATHS else rest, prog=f"fastclip {verb}")
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

@@ -6,7 +6,7 @@ more, torch's vector code resamples it, and pixels stay uint8 until they are on 
 
 Of 255 steps, `fast` is 0.003 away from `exact` in the mean (99 of 100 pixels are equal) where the file is
 decoded whole: every other format, and JPEGs of less than twice the model's size. Decoded smaller, 640 x 480
-to 224 is 2.2 away in the mean and 18 or more in one pixel of 100: the filters differ, and the crop is rounded
+to 224 is 2.2 away in the mean and 15 or more in one pixel of 100: the filters differ, and the crop is rounded
 to pixels of the smaller image. Larger files are closer. benchmarks/decode.py measures it.
 """
 

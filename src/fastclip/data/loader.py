@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fastclip.data.decode import Decoder
 from fastclip.data.images import BadImage
@@ -183,7 +183,8 @@ class _StepDataset(Dataset):
             captions.append(caption)
             ids.append(used)
         tokens = self.tokenizer(captions)
-        return Batch(step, self.order.epoch_of(step), torch.stack(images), tokens, torch.tensor(ids), bad)
+        stacked = default_collate(images)  # in a worker, straight into the memory that it shares
+        return Batch(step, self.order.epoch_of(step), stacked, tokens, torch.tensor(ids), bad)
 
     def _load(self, sample: int, epoch: int, place: Place, bad: list[BadSample]) -> tuple[Tensor, str, int]:
         """The pair itself, or else its next usable neighbour."""

@@ -194,9 +194,13 @@ def open_manifest(
 
 def _is_current(folder: Path, stamps: list) -> bool:
     """Whether the files are those of the manifest, and no image that was missing has come since."""
-    about = folder / "manifest.json"
-    if not about.exists() or json.loads(about.read_text())["stamps"] != stamps:
+    if not (folder / "manifest.json").exists():
         return False
+    about = json.loads((folder / "manifest.json").read_text())
+    if about["stamps"] != stamps:
+        return False
+    if not {NO_FILE, EMPTY_FILE} & about["problems"].keys():
+        return True
     with (folder / "problems.jsonl").open() as lines:
         problems = [Problem(**json.loads(line)) for line in lines]
     absent = [p for p in problems if p.reason in (NO_FILE, EMPTY_FILE) and not p.file.endswith(".tar")]
