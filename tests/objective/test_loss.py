@@ -245,7 +245,7 @@ def _precisions():
 @pytest.mark.parametrize("name", OURS)
 def test_a_step_on_a_gpu_never_waits_for_the_host(name, monkeypatch):
     """Fake CUDA tensors raise on `.item()`, `nonzero` and mixed devices. (Backward needs a real GPU.)"""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)  # fake tensors cannot be pinned
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # fake ones cannot be pinned
     with FakeTensorMode():
         loss = GlobalContrastiveLoss(name, 64, device="cuda", tile_bytes=4 * 100)
         loss._checks.first_step_done, loss._checks.local_batch = True, {True: 16}  # only the first may wait

@@ -70,9 +70,10 @@ class SampleState:
 
     def fetch(self, index_b: Tensor) -> Fetch:
         """Start to bring the global batch's rows to every worker: owners fill in theirs, a sum joins them."""
-        if index_b.device.type == "cpu" and self.device.type == "cuda":
-            index_b = index_b.pin_memory()  # a copy from pageable memory would wait for the device
-        id_B = self.exchange.gather(index_b.to(self.device, torch.int64, non_blocking=True)).wait()
+        # a copy to a GPU from memory that is not pinned would wait for the device
+        pin = index_b.device.type == "cpu" and self.device.type == "cuda"
+        sent_b = index_b.pin_memory() if pin else index_b
+        id_B = self.exchange.gather(sent_b.to(self.device, torch.int64, non_blocking=True)).wait()
         row_B = id_B - self.start
         mine_B = (row_B >= 0) & (row_B < self.held)
         row_B = torch.where(mine_B, row_B, self.held)
