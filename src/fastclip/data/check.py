@@ -93,7 +93,7 @@ def check(
         height=_quantiles([size[1] for size in found.sizes]),
         formats=dict(found.formats.most_common()),
         images_per_second_per_core=round(speed, 1),
-        hours_per_epoch_per_core=round(n / speed / 3600, 2) if speed else None,
+        hours_per_epoch_per_core=round(n / speed / 3600, 4) if speed else None,
         state_mib=state_memory(n),
     )
 

@@ -129,7 +129,7 @@ def _print_report(report, sheet: Path) -> None:
         "image height": spread(report.height, "px"),
         "formats": counts(report.formats),
         "decoding": f"{report.images_per_second_per_core:,.0f} images a second and core, "
-        f"{report.hours_per_epoch_per_core or 0:g} core-hours an epoch",
+        f"{report.hours_per_epoch_per_core or 0:.2g} core-hours an epoch",
         "sample state, all workers": ", ".join(
             f"{name} {m:g} MiB" for name, m in report.state_mib.items() if m
         ),
