@@ -196,7 +196,7 @@ def state_memory(n: int) -> dict[str, float]:
 
 def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int = 6, rows: int = 4) -> None:
     """A PNG of random pairs: what a person would look at first."""
-    cell, text = 160, 34
+    cell, text = 160, 46
     sheet = Image.new("RGB", (columns * cell, rows * (cell + text)), "white")
     draw = ImageDraw.Draw(sheet)
     chosen = np.random.default_rng(seed).choice(
@@ -215,7 +215,7 @@ def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int
             caption = pair.caption.strip()
         except UNUSABLE as error:
             caption = f"[{error}]"
-        for line, words in enumerate(_wrap(caption, 26)[:2]):
+        for line, words in enumerate(_wrap(caption, 26)[:3]):
             draw.text((x + 6, y + cell + 12 * line), words, fill="black")
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
