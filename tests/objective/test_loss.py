@@ -457,6 +457,19 @@ def test_an_error_between_prefetch_and_forward_does_no_harm():
     assert torch.equal(loss(*second, ids).value, plain(*second, ids).value)
 
 
+def test_image_features_that_a_failed_step_left_behind_never_pass_for_the_next_ones():
+    loss = build("fastclip-v3", 10)
+    ids = torch.arange(4)
+    loss.gather_early(pair(4, 5, seed=0)[0])  # and then the text encoder fails
+    out = loss(*pair(4, 5, seed=1), ids)
+    assert torch.isnan(out.value)
+    assert torch.isinf(logs_of_u(loss)).all()
+    loss.gather_early(pair(4, 5, seed=0)[0])
+    with pytest.raises(RuntimeError, match="another batch than gather_early"):
+        loss(*pair(3, 5, seed=1), torch.arange(3))
+    assert torch.isfinite(loss(*pair(4, 5, seed=1), ids).value)
+
+
 def test_undo_step_comes_before_the_next_prefetch():
     loss = build("fastclip-v3", 10)
     ids = torch.arange(4)

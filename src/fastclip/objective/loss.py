@@ -246,8 +246,14 @@ class GlobalContrastiveLoss(nn.Module):
         dtype = torch.float64 if image.dtype == torch.float64 else torch.float32
         image_Bd, text_Bd = (features.wait().to(dtype) for features in pending)
         b = len(image)
+        if len(image_Bd) != len(text_Bd):
+            raise RuntimeError("forward got another batch than gather_early: pass the same features.")
         local = slice(self.exchange.rank * b, (self.exchange.rank + 1) * b)
-        return kernel.Features(image_Bd[local], text_Bd[local], image_Bd, text_Bd, local.start)
+        image_bd = image_Bd[local]
+        if early is not None:  # what a failed step left behind must not pass for this batch: it becomes NaN
+            same = (image_bd == image.detach().to(self.wire_dtype or image.dtype).to(dtype)).all()
+            image_bd = torch.where(same, image_bd, torch.nan)
+        return kernel.Features(image_bd, text_Bd[local], image_Bd, text_Bd, local.start)
 
     def _send(self, features: Tensor) -> Pending:
         return self.exchange.gather(features.detach().to(self.wire_dtype or features.dtype))
