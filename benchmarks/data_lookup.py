@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-import tarfile
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -14,6 +12,7 @@ from time import perf_counter
 from unittest.mock import patch
 
 from benchmarks.record import save
+from fastclip.data.library.build import write_tar
 from fastclip.data.manifest import ROW, open_manifest
 from fastclip.data.order import Order
 
@@ -61,12 +60,12 @@ def lookup(folder: Path) -> dict:
 def indexing(folder: Path, members: int = 60_000) -> dict:
     """Members a minute of one core: small images, their captions and the JSON that img2dataset adds."""
     for shard in range(3):
-        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
-            for i in range(members // 9):
-                for extension, size in (("jpg", 4000), ("txt", 60), ("json", 500)):
-                    info = tarfile.TarInfo(f"{shard:05d}{i:05d}.{extension}")
-                    info.size = size
-                    tar.addfile(info, io.BytesIO(bytes(size)))
+        files = (
+            (f"{shard:05d}{i:05d}.{extension}", bytes(size))
+            for i in range(members // 9)
+            for extension, size in (("jpg", 4000), ("txt", 60), ("json", 500))
+        )
+        write_tar(folder / f"{shard}.tar", files)
     start = perf_counter()
     manifest = open_manifest(str(folder))
     seconds = perf_counter() - start

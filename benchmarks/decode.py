@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import tarfile
 import tempfile
 import warnings
 from pathlib import Path
@@ -22,6 +21,7 @@ from PIL import Image, ImageDraw
 
 from benchmarks.record import interleaved, save
 from fastclip.data.decode import Augment, ExactDecoder, FastDecoder
+from fastclip.data.library.build import write_tar
 from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import open_manifest
 from fastclip.data.order import Order
@@ -65,12 +65,10 @@ def captions(rng: np.random.Generator, tokenizer, count: int) -> list[str]:
 
 def write_shards(folder: Path, files: list[bytes], text: list[str]) -> None:
     for shard in range(4):
-        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
-            for i in range(shard, len(files), 4):
-                for name, data in ((f"{i}.jpg", files[i]), (f"{i}.txt", text[i].encode())):
-                    info = tarfile.TarInfo(name)
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+        members = []
+        for i in range(shard, len(files), 4):
+            members += [(f"{i}.jpg", files[i]), (f"{i}.txt", text[i].encode())]
+        write_tar(folder / f"{shard}.tar", members)
 
 
 class OpenClip:

@@ -44,7 +44,7 @@ def test_a_part_of_the_collection_is_spread_over_it(tmp_path, monkeypatch):
     seen = []
     look = module._look_at
     monkeypatch.setattr(
-        module, "_look_at", lambda m, samples, t: (seen.extend(samples), look(m, samples, t))[1]
+        module, "_look_at", lambda m, t, samples: (seen.extend(samples), look(m, t, samples))[1]
     )
     assert check(manifest, SimpleTokenizer(), most=4, jobs=1).looked_at == 4
     assert seen == [0, 13, 26, 39]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from fastclip.data.decode import Augment, decoder
-from fastclip.data.images import BadImage, open_image, upright_rgb
+from fastclip.data.images import open_image, upright_rgb
 from fastclip.data.manifest import Manifest
+from fastclip.data.parallel import in_order
 from fastclip.data.readers import UNUSABLE
 from fastclip.objective.algorithms import ALGORITHMS
 
@@ -54,9 +55,6 @@ class Report:
     state_mib: dict[str, float] = field(default_factory=dict)
     """Memory of the sample state over all workers, by algorithm."""
 
-    def as_dict(self) -> dict:
-        return asdict(self)
-
 
 def check(
     manifest: Manifest,
@@ -72,7 +70,8 @@ def check(
     samples = np.unique(np.linspace(0, n - 1, min(n, most or n)).astype(np.int64)).tolist()
     chunks = [samples[i : i + _CHUNK] for i in range(0, len(samples), _CHUNK)]
     found = _Findings()
-    for done, part in enumerate(_look_at_all(manifest, chunks, tokenizer, jobs or os.cpu_count() or 1), 1):
+    look = partial(_look_at, manifest, tokenizer)
+    for done, part in enumerate(in_order(look, chunks, jobs or os.cpu_count() or 1), start=1):
         found.add(part)
         if progress:
             progress(min(done * _CHUNK, len(samples)), len(samples))
@@ -128,30 +127,18 @@ def _worst(manifest: Manifest, found: _Findings) -> Counter[str]:
     return files
 
 
-def _look_at_all(manifest: Manifest, chunks: list[list[int]], tokenizer, jobs: int) -> Iterator[list[dict]]:
-    if jobs == 1 or len(chunks) < 4:
-        for chunk in chunks:
-            yield _look_at(manifest, chunk, tokenizer)
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield from pool.map(_look_at, [manifest] * len(chunks), chunks, [tokenizer] * len(chunks))
-
-
-def _look_at(manifest: Manifest, samples: list[int], tokenizer) -> list[dict]:
+def _look_at(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict]:
     looks: list[dict] = []
     encode: Callable[[str], list[int]] = getattr(tokenizer, "encode", lambda caption: [])
     for sample in samples:
         look: dict[str, Any] = {"file": manifest.files[manifest.place(sample).file], "bad": ""}
         try:
             pair = manifest.read(sample)
-            image = upright_rgb(pair.image)
-            if not pair.caption.strip():
-                raise BadImage("empty caption")
+            look["size"] = upright_rgb(pair.image).size
             look["format"] = open_image(pair.image).format or "?"
-            caption = pair.caption.strip()
-            look |= {"size": image.size, "words": len(caption.split())}
-            look["truncated"] = len(encode(caption)) + 2 > tokenizer.context_length  # with both ends
-            look["image"], look["caption"] = _hash(pair.image), _hash(caption.encode())
+            look["words"] = len(pair.caption.split())
+            look["truncated"] = len(encode(pair.caption)) + 2 > tokenizer.context_length  # with both ends
+            look["image"], look["caption"] = _hash(pair.image), _hash(pair.caption.encode())
         except UNUSABLE as error:
             look["bad"] = str(error)
         looks.append(look)
@@ -176,7 +163,7 @@ def decode_speed(manifest: Manifest, augment: Augment, seconds: float = 2.0) -> 
     start = time.perf_counter()
     for sample in some:
         try:
-            exact.train(manifest.read(sample).image, seed=sample)
+            exact.train(manifest.image_at(manifest.place(sample)), seed=sample)
             done += 1
         except UNUSABLE:
             continue
@@ -212,7 +199,7 @@ def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int
                 [max(1, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC
             )
             sheet.paste(shown, (x + (cell - shown.width) // 2, y + (cell - shown.height) // 2))
-            caption = pair.caption.strip()
+            caption = pair.caption
         except UNUSABLE as error:
             caption = f"[{error}]"
         for line, words in enumerate(_wrap(caption, 26)[:3]):
@@ -222,7 +209,5 @@ def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    import textwrap
-
     plain = text.encode("latin-1", errors="replace").decode("latin-1")
     return textwrap.wrap(plain, width) or [""]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fastclip.progress import progress
+
+if TYPE_CHECKING:
+    from fastclip.data.manifest import Manifest
 
 
 def get(name: Literal["emoji", "icons", "scenes"], out: Path | None = None, jobs: int | None = None) -> None:
@@ -39,12 +43,7 @@ def index(
         caption_column: a table's column with the caption, if it has an unusual name.
         json: print JSON instead of text.
     """
-    from fastclip.data.manifest import open_manifest
-
-    with progress("indexing", "bytes") as update:
-        manifest = open_manifest(
-            path, image_column=image_column, caption_column=caption_column, progress=update
-        )
+    manifest = _open(path, image_column, caption_column)
     found = {
         "pairs": len(manifest),
         "files": len(manifest.files),
@@ -85,19 +84,22 @@ def check(
 
     from fastclip.data.check import check as look
     from fastclip.data.check import contact_sheet
-    from fastclip.data.manifest import open_manifest
 
-    with progress("indexing", "bytes") as update:
-        manifest = open_manifest(
-            path, image_column=image_column, caption_column=caption_column, progress=update
-        )
+    manifest = _open(path, image_column, caption_column)
     with progress("looking at pairs", "pairs") as update:
         report = look(manifest, open_clip.get_tokenizer(tokenizer), most=most, jobs=jobs, progress=update)
     contact_sheet(manifest, sheet)
     if json:
-        _print_json(report.as_dict() | {"sheet": str(sheet)})
+        _print_json(asdict(report) | {"sheet": str(sheet)})
     else:
         _print_report(report, sheet)
+
+
+def _open(path: list[str] | str, image_column: str | None, caption_column: str | None) -> Manifest:
+    from fastclip.data.manifest import open_manifest
+
+    with progress("indexing", "bytes") as update:
+        return open_manifest(path, image_column=image_column, caption_column=caption_column, progress=update)
 
 
 def _print_json(thing: dict) -> None:

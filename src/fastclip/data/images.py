@@ -16,7 +16,7 @@ MAX_PIXELS = 64_000_000
 
 
 class BadImage(Exception):
-    """A file that gives no picture; the message is the reason, for a person."""
+    """A file that gives no picture, or a pair without a caption; the message is the reason, for a person."""
 
 
 def upright_rgb(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:

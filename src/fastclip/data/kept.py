@@ -10,12 +10,9 @@ import json
 import os
 import re
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
-from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +21,7 @@ import PIL
 from fastclip.data.cache import built_once, cache_folder, written_aside
 from fastclip.data.images import BadImage, upright_rgb
 from fastclip.data.manifest import IN_FILE, Manifest, Place
+from fastclip.data.parallel import in_order
 from fastclip.data.readers import UNUSABLE
 
 PLACE = np.dtype([("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: could not be decoded
@@ -87,7 +85,7 @@ def _key(manifest: Manifest, max_pixels: int) -> str:
 
 def _check_fits(manifest: Manifest, max_pixels: int, folder: Path) -> None:
     some = np.linspace(0, len(manifest) - 1, min(64, len(manifest))).astype(int).tolist()
-    sizes = [len(pixels) for _, _, pixels, _ in _decode_chunk(manifest.folder, some, max_pixels)]
+    sizes = [len(pixels) for _, _, pixels, _ in _decode_chunk(manifest, max_pixels, some)]
     needed = sum(sizes) / len(sizes) * len(manifest)
     free = min(_free_memory(), shutil.disk_usage(folder).free)
     if needed > 0.7 * free:
@@ -128,29 +126,18 @@ def _build(
 
 
 def _decode_all(manifest: Manifest, max_pixels: int, jobs: int) -> Iterator[Decoded]:
-    """Every sample in the order of ids; on several cores if that is worth starting processes for."""
+    """Every sample in the order of ids."""
     n = len(manifest)
-    chunks = (list(range(i, min(i + _CHUNK, n))) for i in range(0, n, _CHUNK))
-    if jobs == 1 or n <= 4 * _CHUNK:
-        for chunk in chunks:
-            yield from _decode_chunk(manifest.folder, chunk, max_pixels)
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        pending = deque(
-            pool.submit(_decode_chunk, manifest.folder, c, max_pixels) for c in islice(chunks, 2 * jobs)
-        )
-        while pending:
-            yield from pending.popleft().result()
-            pending.extend(
-                pool.submit(_decode_chunk, manifest.folder, c, max_pixels) for c in islice(chunks, 1)
-            )
+    chunks = (range(i, min(i + _CHUNK, n)) for i in range(0, n, _CHUNK))
+    for decoded in in_order(partial(_decode_chunk, manifest, max_pixels), chunks, jobs):
+        yield from decoded
 
 
-def _decode_chunk(folder: Path, samples: list[int], max_pixels: int) -> list[Decoded]:
-    manifest, decoded = Manifest(folder), []
+def _decode_chunk(manifest: Manifest, max_pixels: int, samples: Iterable[int]) -> list[Decoded]:
+    decoded: list[Decoded] = []
     for sample in samples:
         try:
-            image = upright_rgb(manifest.read(sample).image, max_pixels)
+            image = upright_rgb(manifest.image_at(manifest.place(sample)), max_pixels)
             decoded.append((sample, (image.height, image.width), image.tobytes(), ""))
         except UNUSABLE as error:
             decoded.append((sample, (0, 0), b"", str(error)))

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fastclip.data.decode import Decoder
-from fastclip.data.images import BadImage
 from fastclip.data.kept import KeptImages
 from fastclip.data.manifest import Manifest, Place
 from fastclip.data.order import Order, sample_seed
@@ -203,9 +202,7 @@ class _StepDataset(Dataset):
         )
 
     def _pair(self, sample: int, place: Place, seed: int) -> tuple[Tensor, str]:
-        caption = self.manifest.caption_at(place).strip()
-        if not caption:
-            raise BadImage("empty caption")
+        caption = self.manifest.caption_at(place)
         if self.kept is not None:
             return self.decoder.train_array(self.kept.image(sample), seed), caption
         return self.decoder.train(self.manifest.image_at(place), seed), caption

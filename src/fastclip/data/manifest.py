@@ -27,6 +27,7 @@ from fastclip.data.cache import (
     remote_stamp,
     written_aside,
 )
+from fastclip.data.images import BadImage
 from fastclip.data.readers import OpenFiles, ParquetImages
 from fastclip.data.sources import (
     EMPTY_FILE,
@@ -127,12 +128,15 @@ class Manifest:
         return self._tables.read(self.files[place.file], place.image)
 
     def caption_at(self, place: Place) -> str:
-        """The caption."""
+        """The caption, without white space around it; BadImage if there is nothing else."""
         if place.kind == IN_TAR:
             raw = self._tars.read(self.files[place.file], place.caption_size, place.caption)
         else:
             raw = self._string(place.caption, place.caption_size)
-        return raw.decode("utf-8", errors="replace")
+        caption = raw.decode("utf-8", errors="replace").strip()
+        if not caption:
+            raise BadImage("empty caption")
+        return caption
 
     def where(self, sample: int) -> str:
         """The file that a person should look at when this pair is broken."""
@@ -178,8 +182,8 @@ def open_manifest(
     """
     files = find_files(paths)
     columns = (image_column, caption_column)
-    with ThreadPoolExecutor(32) as pool:  # remote files answer slowly, but many at once
-        stamps = list(pool.map(_stamp, files))
+    with ThreadPoolExecutor(32) as pool:  # remote files answer slowly, but many at once; local ones at once
+        stamps = list((pool.map if any(is_remote(file.path) for file in files) else map)(_stamp, files))
     files = [f._replace(version=_version(f.path, s)) for f, s in zip(files, stamps, strict=True)]
     folder = cache_folder("manifests") / _digest([VERSION, columns, [_absolute(file.path) for file in files]])
     with built_once(folder):
