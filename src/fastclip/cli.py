@@ -14,6 +14,8 @@ from importlib import import_module
 from fastclip import __version__
 
 VERBS = {
+    "train": ("fastclip.training.commands", "train", "train a model from a recipe, or go on with a run"),
+    "export": ("fastclip.training.commands", "export", "write a run's model as a folder for open_clip"),
     "data get": (
         "fastclip.data.commands",
         "get",
@@ -27,6 +29,7 @@ VERBS = {
     "data check": ("fastclip.data.commands", "check", "a doctor's page of a collection, before a long run"),
 }
 MANY_PATHS = ("data index", "data check")
+OWN_OPTIONS = ("train",)  # these read their words themselves
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,11 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
     module, function, _ = VERBS[verb]
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("fastclip").setLevel(logging.INFO)
-    from jsonargparse import auto_cli
-
     run = getattr(import_module(module), function)
     rest = words[verb.count(" ") + 1 :]
     try:
+        if verb in OWN_OPTIONS:
+            run(rest)
+            return 0
+        from jsonargparse import auto_cli
+
         auto_cli(run, args=_joined_paths(rest) if verb in MANY_PATHS else rest, prog=f"fastclip {verb}")
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

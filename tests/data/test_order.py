@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastclip.data.order import Order, permute, sample_seed
+from fastclip.data.order import Order, permute, seed_of
 
 
 @given(n=st.integers(1, 3000), key=st.tuples(st.integers(0, 2**40), st.integers(0, 100)))
@@ -71,8 +71,8 @@ def test_blocks_read_few_shards_at_a_time():
     assert (np.sort(window) != window).any()
 
 
-def test_sample_seeds_are_distinct_and_fit_63_bits():
-    seeds = {sample_seed(s, e, i) for s in range(3) for e in range(5) for i in range(300)}
+def test_seeds_are_distinct_and_fit_63_bits():
+    seeds = {seed_of(s, e, i) for s in range(3) for e in range(5) for i in range(300)}
     assert len(seeds) == 3 * 5 * 300
     assert all(0 <= seed < 2**63 for seed in seeds)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from fastclip.data.decode import Decoder
 from fastclip.data.kept import KeptImages
 from fastclip.data.manifest import Manifest, Place
-from fastclip.data.order import Order, sample_seed
+from fastclip.data.order import Order, seed_of
 from fastclip.data.readers import UNUSABLE
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,10 @@ class BadSample(NamedTuple):
 
 class TooManyBadSamples(RuntimeError):
     """More than `max_bad` of the collection cannot be used."""
+
+
+class StalledReader(RuntimeError):
+    """A reading process has brought nothing for too long."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,10 @@ class PairLoader:
         if not 0 <= max_bad < 1:
             raise ValueError(f"max_bad={max_bad} must lie in [0, 1); try 0.01.")
         self.decoder, self.bad = decoder, BadTally(manifest, max_bad)
-        pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, kept)
+        self._start_step, self._timeout = start_step, timeout
+        self._pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, kept)
         self._loader = DataLoader(
-            pairs,
+            self._pairs,
             sampler=range(start_step, stop_step),
             batch_size=None,  # the data set makes whole batches
             num_workers=workers,
@@ -104,8 +109,18 @@ class PairLoader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._loader:
-            self.bad.add(batch)
+        batches = iter(self._loader)
+        for step in range(self._start_step, self._start_step + len(self._loader)):
+            try:
+                batch = next(batches)
+            except RuntimeError as error:
+                if "timed out" not in str(error):
+                    raise
+                raise StalledReader(
+                    f"No batch for {self._timeout:g} s: step {step} reads {self._pairs.files_of(step)}. "
+                    "Look whether that storage answers, or wait longer with a larger data.timeout."
+                ) from None
+            self.bad.add(batch.bad)
             yield batch
 
     def finish(self, images: Tensor, device: torch.device) -> Tensor:
@@ -116,22 +131,34 @@ class PairLoader:
 class BadTally:
     """Counts the samples that could not be used, names each once, and stops when they are too many.
 
-    The limit is that of the whole collection: pairs that indexing left out count, and with several workers
-    each counts what it met itself.
+    The limit is that of the whole collection: pairs that indexing left out count. With several workers each
+    counts what it met itself until they tell each other what is new.
     """
 
     def __init__(self, manifest: Manifest, max_bad: float):
         self.manifest, self.max_bad = manifest, max_bad
         self.left_out = sum(manifest.problem_counts.values())
         self.samples: dict[int, BadSample] = {}
+        self._new: list[BadSample] = []
         self._check()
 
-    def add(self, batch: Batch) -> None:
-        for sample in batch.bad:
+    def add(self, samples: Iterable[BadSample]) -> None:
+        """Count these, if they are new, and name them."""
+        for sample in samples:
             if sample.id not in self.samples:
                 self.samples[sample.id] = sample
+                self._new.append(sample)
                 log.warning("sample %d of %s is left out: %s", *sample)
         self._check()
+
+    def take_new(self) -> list[BadSample]:
+        """Those found since the last call, for the other workers."""
+        new, self._new = self._new, []
+        return new
+
+    def restore(self, samples: Iterable[Sequence]) -> None:
+        """What an earlier process of the run had counted, and named."""
+        self.samples |= {sample[0]: BadSample(*sample) for sample in samples}
 
     def summary(self) -> str:
         """One line for the end of a run: how many, why, and where most of them are."""
@@ -185,13 +212,19 @@ class _StepDataset(Dataset):
         stacked = default_collate(images)  # in a worker, straight into the memory that it shares
         return Batch(step, self.order.epoch_of(step), stacked, tokens, torch.tensor(ids), bad)
 
+    def files_of(self, step: int) -> str:
+        """Where a step's pairs are, for messages: "a.tar (12 pairs), b.tar (4 pairs)"."""
+        samples = self.order.local_batch(step, self.rank, self.world_size)
+        files = Counter(self.manifest.where(sample) for sample in samples.ids.tolist())
+        return ", ".join(f"{file} ({count} pairs)" for file, count in files.most_common(3))
+
     def _load(self, sample: int, epoch: int, place: Place, bad: list[BadSample]) -> tuple[Tensor, str, int]:
         """The pair itself, or else its next usable neighbour."""
         for step in range(_NEIGHBOURS):
             candidate = (sample + step) % len(self.manifest)
             if step:
                 place = self.manifest.place(candidate)
-            seed = sample_seed(self.order.seed, epoch, candidate)
+            seed = seed_of(self.order.seed, epoch, candidate)
             try:
                 return (*self._pair(candidate, place, seed), candidate)
             except UNUSABLE as error:

@@ -135,9 +135,9 @@ def permute(x: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
     return out.astype(np.int64)
 
 
-def sample_seed(seed: int, epoch: int, sample: int) -> int:
-    """63 bits for the augmentation of one sample in one epoch."""
-    return int.from_bytes(_digest((seed, epoch, sample), 8), "little") >> 1
+def seed_of(*key: int) -> int:
+    """63 bits for whatever happens at this place of a run: (seed, epoch, id) is a sample's augmentation."""
+    return int.from_bytes(_digest(key, 8), "little") >> 1
 
 
 def _digest(key: tuple[int, ...], size: int) -> bytes:

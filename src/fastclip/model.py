@@ -1,0 +1,434 @@
+"""WHO encodes: open_clip's two towers, found by name, and built from a seed or from a file of weights.
+
+A file of weights comes from anyone. It is read as data: what would run code is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import log as ln
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+import open_clip
+import torch
+from open_clip.convert import convert_state_dict
+from open_clip.model import convert_to_custom_text_state_dict
+from open_clip.transform import PreprocessCfg, image_transform_v2
+from safetensors.torch import load_file
+from timm.layers import convert_sync_batchnorm  # torch's own drops the activation inside timm's BatchNormAct
+from torch import Tensor, nn
+
+from fastclip.data.cache import RemoteError
+
+log = logging.getLogger(__name__)
+
+Freeze = Literal["none", "image", "text"]
+BatchNorm = Literal["local", "sync", "frozen"]
+
+CONFIG_FILE = "open_clip_config.json"  # what a folder that open_clip loads as `local-dir:` must hold
+LOCAL_DIR = "local-dir:"
+OWN_MODELS = Path(__file__).parent / "models"
+_WEIGHT_FILES = (  # of such a folder, the best first
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "open_clip_pytorch_model.bin",
+    "model.safetensors",
+    "pytorch_model.bin",
+)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_SIGLIP_START = {"init_logit_scale": ln(10), "init_logit_bias": -10.0}  # as in the SigLIP paper
+
+open_clip.add_model_config(OWN_MODELS)  # from here on open_clip knows our tiny models by name
+
+
+def find_model(name: str) -> str:
+    """The name under which open_clip builds a model.
+
+    `name` is one of open_clip ("ViT-B-32"), one of ours ("vit-emoji"), or the path of an open_clip JSON
+    config or of an exported folder.
+    """
+    name = name.removeprefix(LOCAL_DIR)
+    if name in open_clip.list_models():
+        return name
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path /= CONFIG_FILE
+    if not path.is_file():
+        raise ValueError(_unknown_model(name, path))
+    config = _read_config(path)
+    if "model_cfg" not in config:
+        return _register(path.resolve(), config)
+    if path.name != CONFIG_FILE:
+        raise ValueError(f"model={name!r} is the config of an exported folder: call the file {CONFIG_FILE}.")
+    return f"{LOCAL_DIR}{path.resolve().parent}"
+
+
+def build_model(
+    name: str,
+    *,
+    device: torch.device | str,
+    pretrained: str | Path | None = None,
+    freeze: Freeze = "none",
+    gradient_checkpointing: bool = False,
+    channels_last: bool = False,
+    batch_norm: BatchNorm = "local",
+    logit_bias: bool = False,
+    tau: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> TwoTowers:
+    """Build a model in training mode, the same on every worker; the process's random state stays as it was.
+
+    Args:
+        name: see `find_model`.
+        pretrained: a tag of open_clip ("laion2b_s34b_b79k"), a file (.safetensors, or .pt and .bin that hold
+            tensors alone), or an exported folder. Mean and deviation of a tag or a folder are taken over.
+        freeze: the tower that is not trained; it stays in eval mode ("image" is LiT).
+        gradient_checkpointing: compute activations again in the backward pass, to save memory.
+        channels_last: memory layout of images and convolutions; faster for some models on a GPU.
+        batch_norm: statistics of each worker's own batch ("local"), of all workers ("sync", on a GPU), or
+            those that came with the weights ("frozen").
+        logit_bias: give the model SigLIP's bias, and its initial scale.
+        tau: sets logit_scale to log(1/τ).
+        dtype: float32, or float64 where results are compared.
+        seed: what new weights depend on, and nothing else.
+    """
+    _check_choice("freeze", freeze, Freeze)
+    _check_choice("batch_norm", batch_norm, BatchNorm)
+    if tau is not None and not tau > 0:
+        raise ValueError(f"tau={tau} must be positive; try 0.07.")
+    name = find_model(name)
+    source = None if pretrained is None else _find_weights(name, str(pretrained))
+    clip, model_cfg = _create(name, logit_bias, seed, {} if source is None else source.preprocess_cfg)
+    if source is not None:
+        _load_weights(clip, name, source.file)
+    if tau is not None:
+        nn.init.constant_(clip.logit_scale, -ln(tau))
+    if batch_norm == "sync":
+        clip = convert_sync_batchnorm(clip)
+    model = TwoTowers(clip, name, model_cfg, freeze, batch_norm, channels_last)
+    if batch_norm == "sync" and torch.device(device).type == "cpu":
+        raise ValueError("batch_norm='sync' needs a GPU: torch's SyncBatchNorm does not run on a CPU.")
+    if gradient_checkpointing:
+        _checkpoint_gradients(model, freeze)
+    model.to(device, dtype)
+    return (model.to(memory_format=torch.channels_last) if channels_last else model).train()
+
+
+class TwoTowers(nn.Module):
+    """An open_clip model as training needs it: one forward for both towers, which DDP can wrap.
+
+    `build_model` makes it; `clip` is open_clip's own module. A frozen tower, and BatchNorm with frozen
+    statistics, stay in eval mode whatever `train()` says.
+    """
+
+    def __init__(
+        self,
+        clip: Any,
+        name: str,
+        model_cfg: dict,
+        freeze: Freeze = "none",
+        batch_norm: BatchNorm = "local",
+        channels_last: bool = False,
+    ):
+        super().__init__()
+        self.clip = clip
+        self.name, self.model_cfg, self.channels_last = name, model_cfg, channels_last
+        size, shown = clip.visual.preprocess_cfg["size"], name.removeprefix(LOCAL_DIR)
+        self.image_size: int = size if isinstance(size, int) else size[0]
+        if not isinstance(size, int) and len(set(size)) > 1:
+            raise ValueError(f"model={shown!r} takes images of {size[0]} x {size[1]}; they must be square.")
+
+        self._always_eval = [] if freeze == "none" else _tower(clip, freeze)
+        for parameter_name, parameter in clip.named_parameters():
+            if _side(parameter_name) == freeze:
+                parameter.requires_grad_(False)
+        if batch_norm != "local" and not self.has_batch_norm_statistics:
+            raise ValueError(f"batch_norm={batch_norm!r} has no effect: {shown!r} trains no BatchNorm.")
+        if batch_norm == "frozen":
+            self._always_eval += [module for module in clip.modules() if isinstance(module, _BATCH_NORMS)]
+
+    def forward(
+        self,
+        images: Tensor,
+        tokens: Tensor,
+        on_image_features: Callable[[Tensor], None] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Image and text features of unit length; `on_image_features` gets the former before texts run."""
+        layout = torch.channels_last if self.channels_last else torch.preserve_format
+        images = images.to(self.clip.logit_scale.dtype, memory_format=layout)
+        image_features = self.clip.encode_image(images, normalize=True)
+        if on_image_features is not None:
+            on_image_features(image_features)
+        return image_features, self.clip.encode_text(tokens, normalize=True)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for module in self._always_eval:
+            module.eval()
+        return self
+
+    def freeze_logit_scale(self) -> None:
+        """Leave open_clip's scale and bias untrained: our own losses hold τ themselves."""
+        self.clip.logit_scale.requires_grad_(False)
+        if self.clip.logit_bias is not None:
+            self.clip.logit_bias.requires_grad_(False)
+
+    @property
+    def has_batch_norm_statistics(self) -> bool:
+        """Whether training uses statistics of the batch, so that results depend on how it is cut."""
+        kept = {id(module) for root in self._always_eval for module in root.modules()}
+        return any(isinstance(module, _BATCH_NORMS) and id(module) not in kept for module in self.modules())
+
+    @property
+    def preprocess_cfg(self) -> dict[str, Any]:
+        """How an image becomes the model's input: open_clip's `PreprocessCfg`."""
+        return self.clip.visual.preprocess_cfg | {
+            "size": self.image_size,
+            "mean": self.mean,
+            "std": self.std,
+        }
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return tuple(self.clip.visual.preprocess_cfg["mean"])
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return tuple(self.clip.visual.preprocess_cfg["std"])
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens a caption has, the first and the last included."""
+        return self.model_cfg["text_cfg"].get("context_length", open_clip.CLIPTextCfg.context_length)
+
+    def eval_transform(self) -> Callable:
+        """PIL image → tensor, without augmentation."""
+        return image_transform_v2(PreprocessCfg(**self.preprocess_cfg), is_train=False)
+
+    def tokenizer(self) -> Any:
+        """Captions → token ids: open_clip's tokenizer of this model."""
+        return open_clip.get_tokenizer(self.name)
+
+
+def _unknown_model(name: str, path: Path) -> str:
+    if path.suffix == ".json":
+        return f"model={name!r}: there is no file {path}."
+    models = {known.lower(): known for known in open_clip.list_models()}
+    nearest = models[difflib.get_close_matches(name.lower(), models, 1, cutoff=0)[0]]
+    return (
+        f"model={name!r} is neither a model nor a JSON config; the nearest name is {nearest!r}. "
+        'List them with: python -c "import fastclip.model, open_clip; print(open_clip.list_models())"'
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """An open_clip JSON config, bare or below "model_cfg"."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    model_cfg = config.get("model_cfg", config) if isinstance(config, dict) else None
+    if not isinstance(model_cfg, dict) or not (
+        "embed_dim" in model_cfg
+        and isinstance(model_cfg.get("vision_cfg"), dict)
+        and isinstance(model_cfg.get("text_cfg"), dict)
+    ):
+        raise ValueError(
+            f"{path} is no open_clip model config: it needs embed_dim, vision_cfg and text_cfg; "
+            f"see {OWN_MODELS.name}/vit-emoji.json in fastclip's folder for one."
+        )
+    return config
+
+
+def _register(path: Path, config: dict[str, Any]) -> str:
+    """Make open_clip know a config by the stem of its file."""
+    if "siglip" in path.stem.lower() and not config["text_cfg"].get("hf_tokenizer_name"):
+        raise ValueError(
+            f"{path}: open_clip picks another tokenizer for names with 'siglip' in them; rename the file."
+        )
+    known = open_clip.get_model_config(path.stem)
+    if known is None:
+        open_clip.add_model_config(path)
+    elif known != config:
+        raise ValueError(f"{path}: {path.stem!r} is the name of another model already; rename the file.")
+    return path.stem
+
+
+def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tuple[Any, dict]:
+    """An open_clip model with new weights, and the config that builds it again."""
+    start: dict[str, Any] = _SIGLIP_START if logit_bias else {"init_logit_bias": None}
+    try:
+        with _from_seed(seed), _without_open_clips_warning():
+            clip = open_clip.create_model(
+                name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess_cfg, **start
+            )
+    except Exception as error:  # each tower's library has its own
+        shown = name.removeprefix(LOCAL_DIR)
+        raise ValueError(f"model={shown!r} cannot be built: {type(error).__name__}: {error}") from error
+    model_cfg = open_clip.get_model_config(name) | start
+    return clip, {key: value for key, value in model_cfg.items() if value is not None}
+
+
+@contextmanager
+def _from_seed(seed: int) -> Iterator[None]:
+    """Draw from `seed` on the CPU, whatever the device; torch.manual_seed would seed the GPUs too."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _without_open_clips_warning() -> Iterator[None]:
+    """open_clip warns that weights are random; here they are meant to be, or are loaded right after."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("No pretrained weights loaded")
+
+    root = logging.getLogger()
+    root.addFilter(is_other)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_other)
+
+
+class _Weights(NamedTuple):
+    file: Path
+    preprocess_cfg: dict[str, Any]
+
+
+def _find_weights(name: str, pretrained: str) -> _Weights:
+    """The file that `pretrained` means, and how its images were prepared if that is known."""
+    path = Path(pretrained).expanduser()
+    described: dict[str, Any] = {}
+    tag = open_clip.get_pretrained_cfg(name, pretrained)
+    if tag:
+        _check_quick_gelu(name, pretrained, tag)
+        try:
+            path = Path(open_clip.download_pretrained(tag))
+        except Exception as error:  # each hub's library has its own
+            raise RemoteError(f"pretrained={pretrained!r} could not be fetched: {error}") from error
+        described = tag
+    elif path.is_dir():
+        if (path / CONFIG_FILE).is_file():
+            config = _read_config(path / CONFIG_FILE)
+            _check_quick_gelu(name, pretrained, config.get("model_cfg", config))
+            described = config.get("preprocess_cfg") or {}
+        files = [path / file for file in _WEIGHT_FILES if (path / file).is_file()]
+        if not files:
+            raise ValueError(f"pretrained={pretrained!r} holds no weights, such as {_WEIGHT_FILES[0]}.")
+        path = files[0]
+    elif not path.is_file():
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
+        raise ValueError(f"pretrained={pretrained!r}: no such file, nor a tag of {name} (it has: {tags}).")
+    return _Weights(path, {key: value for key, value in described.items() if key != "size"})
+
+
+def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
+    """Weights fit either activation, but are right with one alone."""
+    wanted = source.get("quick_gelu", False)
+    if wanted != open_clip.get_model_config(name).get("quick_gelu", False):
+        other = f"{name}-quickgelu" if wanted else name.removesuffix("-quickgelu")
+        hint = f"; try model={other!r}" if other in open_clip.list_models() else ""
+        raise ValueError(
+            f"pretrained={pretrained!r} was trained with quick_gelu={wanted}, which {name} is not{hint}."
+        )
+
+
+def _load_weights(clip: nn.Module, name: str, file: Path) -> None:
+    """Copy a file's weights into the model; all must be there, and of the same shape."""
+    state = convert_state_dict(clip, _read_tensors(file))  # MobileCLIP's own names to open_clip's
+    if "positional_embedding" in state and not hasattr(clip, "positional_embedding"):
+        state = convert_to_custom_text_state_dict(state)
+    state.pop("text.transformer.embeddings.position_ids", None)  # older transformers saved it
+    own = clip.state_dict()
+    if "logit_bias" in own:
+        state.setdefault("logit_bias", own["logit_bias"])  # weights of a model without SigLIP's bias
+    else:
+        state.pop("logit_bias", None)
+    for key in {"logit_scale", "logit_bias"} & state.keys() & own.keys():
+        if state[key].numel() == 1:
+            state[key] = state[key].reshape(own[key].shape)  # open_clip has it with and without a dimension
+    problems = {
+        "missing": [key for key in own if key not in state],
+        "unexpected": [key for key in state if key not in own],
+        "of another shape": [
+            f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
+            for key in own
+            if key in state and state[key].shape != own[key].shape
+        ],
+    }
+    if any(problems.values()):
+        listed = "; ".join(
+            f"{len(keys)} {problem} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+            for problem, keys in problems.items()
+            if keys
+        )
+        raise ValueError(f"pretrained: {file} holds the weights of another model than {name!r}: {listed}.")
+    clip.load_state_dict(state)
+    log.info("Weights from %s", file)
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    """A file's tensors by name, as plain data: a pickle that asks for more is refused, and never run."""
+    try:
+        if file.suffix == ".safetensors":
+            content = load_file(file)
+        else:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken file can raise anything
+        raise ValueError(f"pretrained: {file} cannot be loaded: {_reason(error)}.") from error
+    state = content.get("state_dict", content) if isinstance(content, dict) else content
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ValueError(f"pretrained: {file} holds no tensors by name, nor a 'state_dict' of them.")
+    if all(key.startswith("module.") for key in state):  # saved from inside DDP
+        return {key.removeprefix("module."): tensor for key, tensor in state.items()}
+    return dict(state)
+
+
+def _reason(error: Exception) -> str:
+    """Why a file was refused; not torch's own words, which advise to load it unsafely."""
+    text = str(error)
+    if "TorchScript" in text:
+        return "it is a TorchScript archive, which holds code; save its state_dict"
+    if isinstance(error, pickle.UnpicklingError):
+        wanted = re.search(r"GLOBAL (\S+)", text)
+        asked = f" (it asks for {wanted[1]})" if wanted else ""
+        return f"its pickle holds more than tensors{asked}; save a plain state_dict"
+    return f"{type(error).__name__}: {text}"
+
+
+def _checkpoint_gradients(model: TwoTowers, freeze: Freeze) -> None:
+    """Switch it on in open_clip, which says nothing where a tower cannot."""
+    model.clip.set_grad_checkpointing(True)
+    for side in ("image", "text"):
+        switches = ("grad_checkpointing", "gradient_checkpointing")  # of open_clip and timm; of transformers
+        modules = [module for root in _tower(model.clip, side) for module in root.modules()]
+        if side != freeze and not any(getattr(m, switch, False) for m in modules for switch in switches):
+            raise ValueError(
+                f"gradient_checkpointing=True: the {side} tower of {model.name} cannot; set it to False."
+            )
+
+
+def _tower(clip: nn.Module, side: str) -> list[nn.Module]:
+    return [child for name, child in clip.named_children() if _side(name) == side]
+
+
+def _side(name: str) -> str | None:
+    """The tower of a parameter or module of open_clip's model; its scale and bias have none."""
+    if name.startswith("logit_"):
+        return None
+    return "image" if name.split(".")[0] == "visual" else "text"
+
+
+def _check_choice(field: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{field}={value!r} must be one of {', '.join(get_args(choices))}.")

@@ -1,0 +1,308 @@
+"""How weights move: the paper's four optimizers, their learning rates, and a step that may be skipped.
+
+`build_optimizer` sorts parameters into groups, each with a key "role": "decayed" (matrices and the like),
+"plain" (norms and biases: no weight decay), "scalar" (open_clip's own temperature and bias: neither decay nor
+LAMB's α) and "tau" (the loss's temperature: as a scalar, with its own rate).
+`Stepper` does one guarded update. `optimizer_tensors` gives the state to a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from math import isfinite, log
+from typing import Any, NamedTuple
+
+import torch
+from timm.optim import Lamb, Lion
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import SGD, AdamW, Optimizer
+
+from fastclip.objective.schedules import cosine
+
+SLOW_TAU = 0.03  # below this temperature, v3's τ takes a third of its rate
+
+
+class _Row(NamedTuple):
+    make: Callable[..., Optimizer]
+    takes: dict[str, Any]
+    """The options beside lr and weight_decay, each with a value that works."""
+    slots: tuple[str, ...]
+    """What is remembered of a parameter: tensors of its shape, zero at the start."""
+
+
+# Proc. parameter_update; fused steps can be told on the device to do nothing
+_ROWS = {
+    "adamw": _Row(partial(AdamW, fused=True), {"betas": (0.9, 0.98), "eps": 1e-6}, ("exp_avg", "exp_avg_sq")),
+    "lamb": _Row(
+        partial(Lamb, max_grad_norm=None, always_adapt=True),  # timm's defaults clip, and adapt less
+        {"betas": (0.9, 0.98), "eps": 1e-6},
+        ("exp_avg", "exp_avg_sq"),
+    ),
+    "lion": _Row(Lion, {"betas": (0.9, 0.99)}, ("exp_avg",)),
+    "sgd": _Row(partial(SGD, fused=True), {"momentum": 0.9}, ("momentum_buffer",)),
+}
+OPTIMIZERS = tuple(_ROWS)
+
+
+def build_optimizer(
+    name: str,
+    model_parameters: Iterable[tuple[str, Parameter]],
+    tau_groups: list[dict[str, Any]],
+    *,
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float] | None = None,
+    eps: float | None = None,
+    momentum: float | None = None,
+) -> Optimizer:
+    """An optimizer for the model's trainable parameters and for τ, with all of its state in place.
+
+    Weight decay acts on parameters of two or more dimensions. With LAMB, α is 1 for τ, as in the paper, and
+    for a layer whose weights are all zero, which would never move otherwise.
+
+    Args:
+        name: one of `OPTIMIZERS`.
+        model_parameters: what `model.named_parameters()` gives; frozen ones are left out.
+        tau_groups: what `GlobalContrastiveLoss.parameter_groups()` gives; may be empty.
+        lr: learning rate of the model; `set_learning_rate` moves it.
+        weight_decay: λ; decoupled, but for sgd, where it is part of the gradient.
+        betas: of adamw, lamb and lion; None for sgd.
+        eps: of adamw and lamb; None for the others.
+        momentum: of sgd; None for the others.
+    """
+    options = _checked_options(
+        name, {"betas": betas, "eps": eps, "momentum": momentum}, lr=lr, weight_decay=weight_decay
+    )
+    trained = [parameter for _, parameter in model_parameters if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"role": "decayed", "params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"role": "plain", "params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    # α = 1 for temperatures, ours and open_clip's own, which is a scalar of the model, as is SigLIP's bias
+    adapt = {"always_adapt": False} if name == "lamb" else {}
+    scalars = [p for p in trained if p.ndim == 0]
+    groups.append({**adapt, "role": "scalar", "params": scalars, "weight_decay": 0.0})
+    for group in tau_groups:
+        _check_rate("tau_lr", group["lr"], 2e-4)
+        groups.append({**group, **adapt, "role": "tau"})
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise ValueError("There is nothing to train: every parameter has requires_grad=False.")
+    optimizer = _ROWS[name].make(groups, lr=lr, **options)
+    _start_state(optimizer, _ROWS[name].slots)
+    return optimizer
+
+
+def learning_rate(step: int, *, peak: float, warmup: int, total: int, min_lr: float) -> float:
+    """The model's rate in this step: up in a line over `warmup` steps, then down along half a cosine.
+
+    Step 0 has peak/warmup, not 0, so that it is not wasted; the last step of the warm-up has `peak`. The
+    cosine starts at `peak` in the step after the warm-up and would be at `min_lr` in step `total`.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return cosine(step - warmup, total - warmup, start=peak, end=min_lr)
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Give the model's groups this rate. τ keeps its own, which has neither warm-up nor cosine."""
+    for group in optimizer.param_groups:
+        if group["role"] != "tau":
+            group["lr"] = lr
+
+
+class Update(NamedTuple):
+    """What a step did, as scalars on the device."""
+
+    finite: Tensor
+    """False if the step was skipped."""
+    grad_norm: Tensor
+    """The norm of all gradients, τ's included, before clipping."""
+
+
+class Stepper:
+    """One update of the weights from the gradients that are there, skipped if anything is not finite.
+
+        stepper = Stepper(optimizer, slow_tau=loss.log_scale, clip=1.0, scaler=None)
+        out.value.backward()
+        update = stepper.step(out.value)
+        optimizer.zero_grad()
+
+    A skipped step changes no bit of the weights, of the optimizer's state and of τ. With adamw and sgd the
+    device decides; with lamb and lion, whose steps cannot be told to do nothing, the host waits for `finite`
+    once a step. Workers agree on a skip if they have the same gradients and the same value.
+
+    Args:
+        optimizer: from `build_optimizer`.
+        slow_tau: the loss's log_scale = log(1/τ) if its rate is to follow v3's rule: a third while τ < 0.03.
+            The paper's rate decays "when τ becomes smaller than 0.03"; here nothing is remembered, so that τ
+            has its whole rate again if it comes back above.
+        clip: largest norm of the model's gradients (τ's neither counts nor is clipped); None clips nothing.
+        scaler: of float16 training; gradients are unscaled here, and its scale moves. It backs off if the
+            gradients are not finite, not if only the value is not: no scale would help there.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        slow_tau: Parameter | None = None,
+        clip: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ):
+        if clip is not None and not (isfinite(clip) and clip > 0):
+            raise ValueError(f"clip={clip!r} must be a positive number; try 1.0, or None for no clipping.")
+        self.optimizer, self.slow_tau, self.clip, self.scaler = optimizer, slow_tau, clip, scaler
+        self._model: list[Parameter] = []
+        self._tau: list[Parameter] = []
+        for group in optimizer.param_groups:
+            (self._tau if group["role"] == "tau" else self._model).extend(group["params"])
+        if slow_tau is not None and not any(slow_tau is tau for tau in self._tau):
+            raise ValueError(
+                "slow_tau is not among the optimizer's τ: pass the loss's trained log_scale, or None."
+            )
+        self._device_skips = all(group.get("fused") for group in optimizer.param_groups)
+
+    @torch.no_grad()
+    def step(self, value: Tensor) -> Update:
+        """Move the weights. `value` is the loss before any scaling; the caller zeroes the gradients."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        model_norm, norm = self._norms()
+        finite = norm.isfinite() & value.isfinite()
+        if self.clip is not None:
+            clip_grads_with_norm_(self._model, self.clip, model_norm)
+        old = None if self.slow_tau is None else self.slow_tau.detach().clone()
+        self._step_if(finite)
+        if self.slow_tau is not None and old is not None:
+            _slow_down(self.slow_tau, old)
+        if self.scaler is not None:
+            self.scaler.update()  # from what unscale_ found
+        return Update(finite, norm)
+
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        """Of the model's gradients, and of all."""
+        model = get_total_norm([p.grad for p in self._model if p.grad is not None])
+        tau = [p.grad for p in self._tau if p.grad is not None]
+        return model, get_total_norm([model, *tau]) if tau else model
+
+    def _step_if(self, finite: Tensor) -> None:
+        """The optimizer's step. Not through the scaler: it knows of gradients only, not of the value."""
+        if self._device_skips:
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            try:
+                self.optimizer.step()
+            finally:
+                del self.optimizer.found_inf  # type: ignore[attr-defined]
+        elif finite:  # the host waits
+            self.optimizer.step()
+
+
+def _slow_down(log_scale: Tensor, old: Tensor) -> None:
+    """Take a third of the step from `old` if τ was below 0.03 there.
+
+    τ has no weight decay and no α, so that every optimizer's step is linear in its rate.
+    """
+    third = torch.lerp(old, log_scale, 1 / 3)
+    log_scale.copy_(torch.where(old > -log(SLOW_TAU), third, log_scale))
+
+
+def optimizer_tensors(
+    optimizer: Optimizer, names: Mapping[Parameter, str]
+) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """The optimizer's state for a checkpoint: tensors as "NAME.exp_avg" (no copies), and facts for JSON."""
+    tensors = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise ValueError(f"A trained parameter of shape {tuple(parameter.shape)} has no name.")
+            for slot, tensor in optimizer.state[parameter].items():
+                tensors[f"{names[parameter]}.{slot}"] = tensor
+    if isinstance(optimizer, Lamb):  # counts its steps in each group, all alike
+        return tensors, {"step": int(optimizer.param_groups[0].get("step", 0))}
+    return tensors, {}
+
+
+def load_optimizer_tensors(
+    optimizer: Optimizer,
+    names: Mapping[Parameter, str],
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+) -> None:
+    """Put back what `optimizer_tensors` gave; nothing is touched unless all of it fits.
+
+    Rates and other options stay as the optimizer was built.
+    """
+    here, own_facts = optimizer_tensors(optimizer, names)
+    for kind, expected, found in (("tensors", here, tensors), ("facts", own_facts, facts)):
+        missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+        if missing or unexpected:
+            raise ValueError(
+                f"The saved state is not of this optimizer and model: among its {kind}, "
+                f"missing {_shown(missing)}; unexpected {_shown(unexpected)}."
+            )
+    for name, tensor in here.items():
+        if tensors[name].shape != tensor.shape:
+            saved, own = tuple(tensors[name].shape), tuple(tensor.shape)
+            raise ValueError(f"The saved {name} has shape {saved}, the model's has {own}.")
+    for name, tensor in here.items():
+        tensor.copy_(tensors[name])
+    if isinstance(optimizer, Lamb):
+        state = optimizer.state_dict()
+        for group in state["param_groups"]:
+            group["step"] = facts["step"]
+        optimizer.load_state_dict(state)  # timm makes of it the kind of counter that it keeps
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
+
+
+def _start_state(optimizer: Optimizer, slots: tuple[str, ...]) -> None:
+    """Make the state now, as zeros: if a skipped first step made it, sgd's would be uninitialised memory."""
+    for group in optimizer.param_groups:
+        if group.get("momentum") == 0:  # then sgd keeps nothing
+            continue
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if isinstance(optimizer, AdamW):
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state.update({slot: torch.zeros_like(parameter) for slot in slots})
+
+
+def _checked_options(name: str, given: dict[str, Any], *, lr: float, weight_decay: float) -> dict[str, Any]:
+    """The options that this optimizer takes; an error names the field, its value, and a value that works."""
+    if name not in _ROWS:
+        near = get_close_matches(str(name).lower(), OPTIMIZERS, n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"optimizer={name!r} is unknown.{hint} Choose one of: {', '.join(OPTIMIZERS)}.")
+    takes = _ROWS[name].takes
+    for option, value in given.items():
+        if value is not None and option not in takes:
+            raise ValueError(f"{option}={value!r} has no effect with {name}. Leave it out.")
+        if value is None and option in takes:
+            raise ValueError(f"{option}=None: {name} needs a value; try {takes[option]}.")
+    _check_rate("lr", lr, 1e-3)
+    _check_rate("weight_decay", weight_decay, 0.1)
+    options = {option: given[option] for option in takes}
+    if "betas" in options:
+        betas = tuple(float(beta) for beta in options["betas"])
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(
+                f"betas={options['betas']!r} must be two numbers in [0, 1); try {takes['betas']}."
+            )
+        options["betas"] = betas
+    if "momentum" in options and not 0 <= options["momentum"] < 1:
+        raise ValueError(f"momentum={options['momentum']!r} is outside [0, 1); try {takes['momentum']}.")
+    if "eps" in options and not (isfinite(options["eps"]) and options["eps"] > 0):
+        raise ValueError(f"eps={options['eps']!r} must be a positive number; try {takes['eps']}.")
+    return options
+
+
+def _check_rate(field: str, value: float, works: float) -> None:
+    if not (isfinite(value) and value >= 0):
+        raise ValueError(f"{field}={value!r} must be a number that is not negative; try {works}.")

@@ -1,0 +1,43 @@
+"""The verbs `fastclip train` and `fastclip export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+
+def train(words: list[str]) -> None:
+    """Read the options, join the other workers, train. A run that was asked to stop exits with code 75."""
+    from fastclip.training.recipes import parse
+    from fastclip.training.resolve import resolve
+
+    config = resolve(parse(words))  # before torch is imported: a mistake is told at once
+    from fastclip.training.interrupts import STOPPED_CLEANLY, StoppedCleanly
+    from fastclip.training.launch import joined, quiet_others
+    from fastclip.training.trainer import Trainer
+
+    try:
+        with joined() as world:
+            quiet_others(world)
+            Trainer(config, world).run()
+    except StoppedCleanly as stopped:
+        if world.main:
+            print(stopped, file=sys.stderr)
+        raise SystemExit(STOPPED_CLEANLY) from None
+
+
+def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -> None:
+    """Write a run's model as a folder that open_clip loads: create_model_and_transforms("local-dir:OUT").
+
+    Args:
+        run: the run's folder, e.g. runs/emoji-fastclip-v3.
+        out: the folder to write; an earlier export there is replaced.
+        checkpoint: the last one, or the best by evaluate.best.
+    """
+    from fastclip.training.export import export as write
+    from fastclip.training.runs import load_model
+
+    model, tau = load_model(run, checkpoint)
+    folder = write(model, out, tau=tau)
+    print(f'{folder} is ready: open_clip.create_model_and_transforms("local-dir:{folder}").')

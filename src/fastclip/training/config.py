@@ -1,0 +1,278 @@
+"""What a run is: documented, checked dataclasses. A recipe is a YAML file of them, options change values.
+
+An algorithm and an optimizer are chosen by name. Their values come from three places, the later over the
+earlier: fastclip's own rows (the paper's), the recipe's tables `algorithms` and `optimizers`, and the options
+`loss.…` and `optim.…`. So `--algorithm fastclip-v1` alone takes the right τ, γ and E of the recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any, Literal
+
+from fastclip.objective.algorithms import find_algorithm
+
+OPTIMIZER_NAMES = ("adamw", "lamb", "lion", "sgd")
+
+
+def _check(name: str, value: object, good: bool, example: object) -> None:
+    if not good:
+        raise ValueError(f"{name}={value!r} is not possible; try {name}={example}.")
+
+
+def _find(name: str, names: tuple[str, ...], what: str) -> None:
+    if name not in names:
+        near = get_close_matches(str(name), names, n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{what}={name!r} is unknown.{hint} Choose one of: {', '.join(names)}.")
+
+
+@dataclass
+class ModelConfig:
+    """Who encodes."""
+
+    name: str = "ViT-B-32"
+    """An open_clip model (ViT-B-32, RN50, …), one of ours for CPUs (vit-scenes, vit-emoji, vit-icons), or the
+    path of an open_clip JSON config."""
+    pretrained: str | None = None
+    """Weights to start from: an open_clip tag, a .safetensors or .pt file, or an exported folder."""
+    freeze: Literal["none", "image", "text"] = "none"
+    """A tower that stays as it is; `image` with pretrained weights is LiT."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    compile: bool = False
+    """torch.compile the towers."""
+    channels_last: bool = False
+    """Keep images and convolutions in NHWC order, faster on GPUs in low precision."""
+    batch_norm: Literal["local", "sync", "frozen"] = "local"
+    """For models with BatchNorm: statistics of each worker's batch, of the global batch (GPUs), or none."""
+
+
+@dataclass
+class DataConfig:
+    """Where pairs come from."""
+
+    train: list[str] | str | None = None
+    """Tar shards (braces and globs too), a CSV, TSV or Parquet table, a folder, or a list of them."""
+    image_column: str | None = None
+    """A table's column with the image, if it has an unusual name."""
+    caption_column: str | None = None
+    """A table's column with the caption, if it has an unusual name."""
+    shuffle: Literal["full", "blocks"] = "full"
+    """A true permutation each epoch, or shards in random order mixed within windows (sequential reads)."""
+    window: int = 20_000
+    """How many consecutive samples `blocks` mixes."""
+    decoder: Literal["fast", "exact"] = "fast"
+    """`exact` is open_clip's transform bit for bit; `fast` draws the same crops in half the time."""
+    augment: dict[str, Any] = field(default_factory=dict)
+    """Options of the training transform, e.g. {scale: [0.9, 1.0]}; see fastclip.data.decode.Augment."""
+    keep_decoded: bool = False
+    """Decode all images once and keep them in shared memory: for small collections on CPUs."""
+    workers: int = 2
+    """Processes a worker uses to read and decode; 0 does it in the training process."""
+    max_bad: float = 0.01
+    """Share of the collection that may be unusable before the run stops."""
+    timeout: float = 600
+    """Seconds without a batch after which a stalled reader is an error that names its shard."""
+
+    def __post_init__(self) -> None:
+        _check("data.workers", self.workers, self.workers >= 0, 2)
+        _check("data.window", self.window, self.window >= 1, 20_000)
+        _check("data.max_bad", self.max_bad, 0 <= self.max_bad < 1, 0.01)
+        _check("data.timeout", self.timeout, self.timeout >= 0 and isfinite(self.timeout), 600)
+
+
+@dataclass
+class BatchConfig:
+    """How many pairs a step sees."""
+
+    size: int = 1024
+    """Pairs a step over all workers; it does not depend on how many workers there are."""
+    micro: int | None = None
+    """Pairs that a worker encodes at a time. Less memory, a third more time, the very same update."""
+    reference: int | None = None
+    """The batch size for which lr and tau_lr are meant: at another size both are scaled in proportion, as in
+    the paper. Left out, nothing is scaled."""
+
+    def __post_init__(self) -> None:
+        _check("batch.size", self.size, self.size >= 2, 1024)
+        _check("batch.micro", self.micro, self.micro is None or self.micro >= 1, 64)
+        _check("batch.reference", self.reference, self.reference is None or self.reference >= 1, self.size)
+
+
+@dataclass
+class LossOptions:
+    """Values of the algorithm; what is left out comes from its row."""
+
+    tau: float | None = None
+    """The (initial) temperature."""
+    tau_lr: float | None = None
+    """Learning rate of τ; it has neither warm-up nor decay."""
+    tau_min: float | None = None
+    """τ never falls below this; 0.01."""
+    tau_betas: tuple[float, float] | None = None
+    """Adam's betas for individual temperatures."""
+    rho: float | None = None
+    """Radius ρ of the robust losses."""
+    rho_share: float | None = None
+    """ρ as a share of log(B−1), the most that the radius can be at γ = 1: instead of rho, for small B."""
+    gamma: float | None = None
+    """γ of a constant schedule, the final γ_min of a cosine one."""
+    gamma_schedule: Literal["constant", "cosine"] | None = None
+    """How γ moves over the epochs."""
+    gamma_decay_epochs: int | None = None
+    """Length E of the cosine; half of the epochs."""
+    epsilon: float | None = None
+    """ε inside the logarithm."""
+    estimator: Literal["paper", "released"] | None = None
+    """`released` is the temperature gradient and the scale of the authors' code."""
+    wire_dtype: Literal["float16", "bfloat16"] | None = None
+    """Send features between workers in this type: half the bytes."""
+    tile_mib: int | None = None
+    """Memory for similarities, MiB; they are computed twice, tile by tile, when they need more. 256."""
+
+    def __post_init__(self) -> None:
+        if self.rho is not None and self.rho_share is not None:
+            raise ValueError(f"rho={self.rho} and rho_share={self.rho_share}: give one of them.")
+        _check("loss.tile_mib", self.tile_mib, self.tile_mib is None or self.tile_mib >= 1, 256)
+
+
+@dataclass
+class OptimOptions:
+    """Values of the optimizer; what is left out comes from its row."""
+
+    lr: float | None = None
+    """Peak learning rate, at the batch size `batch.reference`."""
+    weight_decay: float | None = None
+    """Weight decay of matrices; norms, biases and τ have none."""
+    betas: tuple[float, float] | None = None
+    """β1, β2 of AdamW, LAMB and Lion."""
+    eps: float | None = None
+    """ε of AdamW and LAMB."""
+    momentum: float | None = None
+    """Momentum of SGD."""
+    warmup: int | None = None
+    """Steps in which the rate rises from 0; a tenth of the run, at most 10,000."""
+    min_lr: float | None = None
+    """The rate at the end of the cosine; 0."""
+    clip: float | None = None
+    """Largest norm of the gradient; larger ones are scaled down."""
+
+    def __post_init__(self) -> None:
+        _check("optim.warmup", self.warmup, self.warmup is None or self.warmup >= 0, 1000)
+        _check("optim.min_lr", self.min_lr, self.min_lr is None or self.min_lr >= 0, 0.0)
+        _check("optim.clip", self.clip, self.clip is None or self.clip > 0, 1.0)
+
+
+@dataclass
+class EvaluateConfig:
+    """How good the model is, while it trains."""
+
+    pairs: list[str] | str | None = None
+    """Pairs that are not trained on, of any kind that data.train takes: retrieval among them is measured."""
+    every: float = 1.0
+    """Epochs between two evaluations; the end of the run is always evaluated."""
+    best: str = "mean_recall@1"
+    """The measure by which checkpoints/best is chosen; the highest wins."""
+
+    def __post_init__(self) -> None:
+        _check("evaluate.every", self.every, self.every > 0, 1.0)
+
+
+@dataclass
+class CheckpointConfig:
+    """When the run is saved. SIGTERM, SIGINT and the end of the run save as well."""
+
+    minutes: float = 10.0
+    """Minutes between two checkpoints."""
+    steps: int | None = None
+    """Steps between two checkpoints, besides those by the clock."""
+    keep: int = 2
+    """How many of the newest are kept, besides the best."""
+
+    def __post_init__(self) -> None:
+        _check("checkpoint.minutes", self.minutes, self.minutes > 0, 10.0)
+        _check("checkpoint.steps", self.steps, self.steps is None or self.steps >= 1, 1000)
+        _check("checkpoint.keep", self.keep, self.keep >= 1, 2)
+
+
+@dataclass
+class LogConfig:
+    """What a run tells. metrics.jsonl in its folder is always written."""
+
+    every: int = 50
+    """Steps between two records; the device is waited for no more often."""
+    tensorboard: bool = False
+    """Write TensorBoard events into the run's folder."""
+    wandb: str | None = None
+    """Weights & Biases project to send the records to."""
+
+    def __post_init__(self) -> None:
+        _check("log.every", self.every, self.every >= 1, 50)
+
+
+@dataclass
+class TrainConfig:
+    """Train a CLIP model with a global contrastive loss.
+
+    Start from a recipe (--config emoji, scenes, icons, cc3m-medium, cc12m-large, laion-xlarge) or a YAML file
+    of one's own, and change single values: --algorithm fastclip-v1 --data.train 'shards/*.tar'.
+    The run's folder holds config.yaml (train from it to repeat the run), metrics.jsonl, checkpoints and the
+    exported model. Calling the same command again resumes; exit code 75 means "stopped cleanly, resume me".
+    """
+
+    out: str | None = None
+    """The run's folder; runs/RECIPE-ALGORITHM if left out."""
+    algorithm: str = "fastclip-v3"
+    """openclip, siglip, mbcl, sogclr, isogclr, fastclip-v0, fastclip-v1, fastclip-v2 or fastclip-v3."""
+    optimizer: str = "adamw"
+    """adamw, lamb, lion or sgd (with momentum)."""
+    epochs: float = 30
+    """How often each pair is seen."""
+    seed: int = 0
+    """Fixes the weights at the start, the order of samples and all augmentation."""
+    precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"] = "float32"
+    """Of the towers. float16 uses a gradient scaler; the loss is computed in float32 in any case."""
+    resume: Literal["auto", "never"] = "auto"
+    """Go on from the newest checkpoint of the folder, or refuse a folder that has one."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    loss: LossOptions = field(default_factory=LossOptions)
+    optim: OptimOptions = field(default_factory=OptimOptions)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    algorithms: dict[str, LossOptions] = field(default_factory=dict)
+    """The recipe's values for each algorithm."""
+    optimizers: dict[str, OptimOptions] = field(default_factory=dict)
+    """The recipe's values for each optimizer."""
+
+    def __post_init__(self) -> None:
+        _check("epochs", self.epochs, self.epochs > 0 and isfinite(self.epochs), 30)
+        _check("seed", self.seed, 0 <= self.seed < 2**63, 0)
+        find_algorithm(self.algorithm)
+        _find(self.optimizer, OPTIMIZER_NAMES, "optimizer")
+        for name in self.algorithms:
+            find_algorithm(name)
+        for name in self.optimizers:
+            _find(name, OPTIMIZER_NAMES, "optimizers")
+
+    @property
+    def scale(self) -> float:
+        """The paper's rule: rates grow in proportion to the global batch."""
+        return self.batch.size / (self.batch.reference or self.batch.size)
+
+
+def as_dict(config: TrainConfig) -> dict:
+    """A config as plain values, without what was left out: what config.yaml holds."""
+    return _without_none(asdict(config))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+        return {key: inner for key, inner in kept.items() if inner != {}}
+    return list(value) if isinstance(value, tuple) else value

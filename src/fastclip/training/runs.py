@@ -1,0 +1,53 @@
+"""A run's folder, read again: the model of one of its checkpoints."""
+
+from __future__ import annotations
+
+from math import exp
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fastclip.model import CONFIG_FILE, TwoTowers, build_model
+from fastclip.training.checkpoint import load, read_facts, tensor_names
+
+Which = Literal["last", "best"]
+
+
+def load_model(
+    run: Path, which: Which = "last", device: torch.device | str = "cpu"
+) -> tuple[TwoTowers, float | None]:
+    """The model of a checkpoint in eval mode, and its temperature; None where the model holds it itself."""
+    path = find_checkpoint(run, which)
+    config, names = read_facts(path)["config"], tensor_names(path)
+    dtype = torch.float64 if config["precision"] == "float64" else torch.float32
+    towers = build_model(
+        str(run / CONFIG_FILE), logit_bias="model.clip.logit_bias" in names, device=device, dtype=dtype
+    )
+    load(path, {f"model.{name}": tensor for name, tensor in towers.state_dict().items()})
+    return towers.float().eval(), _tau(path, names)
+
+
+def find_checkpoint(run: Path, which: Which) -> Path:
+    """The folder that checkpoints/last or checkpoints/best points to."""
+    path = run / "checkpoints" / which
+    if path.exists():
+        return path.resolve()
+    if not (run / "checkpoints").is_dir():
+        raise FileNotFoundError(f"{run} is not the folder of a run: it has no checkpoints.")
+    if which == "best":
+        raise FileNotFoundError(
+            f"{run} has no best checkpoint: it was trained without evaluate.pairs. Take the last one."
+        )
+    raise FileNotFoundError(f"{run} has no checkpoint yet.")
+
+
+def _tau(path: Path, names: dict) -> float | None:
+    """One temperature, or the mean of individual ones."""
+    name = next((name for name in ("loss.log_scale", "loss.tau") if name in names), None)
+    if name is None:
+        return None
+    size, dtype = names[name]
+    values = torch.empty(size, dtype=dtype)
+    load(path, {name: values})
+    return exp(-float(values)) if name == "loss.log_scale" else float(values.double().mean())

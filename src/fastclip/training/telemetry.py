@@ -1,0 +1,281 @@
+"""What a run tells: metrics.jsonl always, a display for people, TensorBoard and Weights & Biases on request.
+
+Only rank 0 makes a `Telemetry`; the other workers have `Silence`. Records hold Python numbers: nothing here
+waits for a device. A training record is flat but for "time", which holds all that differs between two
+identical runs; an evaluation's values are under "evaluation". Once a run has started, nothing that goes
+wrong with the telling stops it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from fastclip.training.display import Plan, open_display
+
+log = logging.getLogger(__name__)
+
+
+class Telemetry:
+    """Tells of a run; a context manager, for the display must be closed whatever happens.
+
+    Args:
+        plan: what does not change during the run.
+        tensorboard: write events into the folder tensorboard/ of the run.
+        wandb_project: Weights & Biases project to send the records to.
+        config: the run's resolved config, for Weights & Biases.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        tensorboard: bool = False,
+        wandb_project: str | None = None,
+        config: dict | None = None,
+    ):
+        path = plan.run / "metrics.jsonl"
+        self._metrics = _MetricsFile(path)
+        self._sinks: list[_Sink] = []
+        if tensorboard:
+            self._sinks.append(_TensorBoard(plan))
+        if wandb_project is not None:
+            self._sinks.append(_WeightsAndBiases(plan, wandb_project, config or {}))
+        past = read_metrics(path) if plan.start_step and path.exists() else []
+        self._display = open_display(plan, [record for record in past if "evaluation" in record])
+        self._closed = False
+
+    def tick(self, step: int) -> None:
+        """After each step, of which `step` are done now: moves the bars, twice a second at most."""
+        with suppress(OSError):  # a terminal that has gone
+            self._display.tick(step)
+
+    def log(self, record: dict) -> None:
+        """Tell a training record."""
+        self._metrics.write(record)
+        spent = record.get("time", {})
+        values = {f"train/{name}": value for name, value in record.items() if name not in ("step", "time")}
+        self._send(record["step"], values | {f"time/{name}": value for name, value in spent.items()})
+        with suppress(OSError):
+            self._display.log(record)
+
+    def evaluated(self, record: dict) -> None:
+        """Tell the values of an evaluation; "best" says whether it is the best so far."""
+        self._metrics.write(record)
+        values = {f"evaluation/{name}": value for name, value in record["evaluation"].items()}
+        self._send(record["step"], values)
+        with suppress(OSError):
+            self._display.evaluated(record)
+
+    def message(self, text: str) -> None:
+        """A line for people, above the live display."""
+        with suppress(OSError):
+            self._display.message(text)
+
+    def close(self) -> None:
+        """Show and write what is left; safe to call twice."""
+        self._close(failed=False)
+
+    def __enter__(self) -> Telemetry:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(failed=kind is not None)
+
+    def _close(self, failed: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(OSError):
+            self._display.close()
+        self._metrics.flush()
+        for sink in self._sinks:
+            try:
+                sink.close(failed)
+            except Exception as error:
+                log.warning("%s did not close: %s", sink.name, error)
+
+    def _send(self, step: int, values: dict[str, float | None]) -> None:
+        numbers = {name: value for name, value in values.items() if value is not None}
+        for sink in list(self._sinks):
+            try:
+                sink.write(step, numbers)
+            except Exception as error:  # whatever a service throws is no reason to stop training
+                log.warning("%s failed (%s); the run goes on without it.", sink.name, error)
+                self._sinks.remove(sink)
+
+
+class Silence:
+    """What the other workers have in the place of a Telemetry."""
+
+    def tick(self, step: int) -> None: ...
+    def log(self, record: dict) -> None: ...
+    def evaluated(self, record: dict) -> None: ...
+    def message(self, text: str) -> None: ...
+
+    def __enter__(self) -> Silence:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """All records; a line that was torn when a run was killed is left out."""
+    return [record for _, record in _lines(path)]
+
+
+def truncate_metrics(path: Path, step: int) -> None:
+    """Forget what came after `step`: a run that resumes there will tell it again."""
+    if not path.exists():
+        return
+    kept = b"".join(line for line, record in _lines(path) if record.get("step", 0) <= step)
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        file.write(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict]]:
+    """Each whole line, with its end, and its record."""
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            yield line + b"\n", record
+        elif number < len(lines):
+            log.warning("%s: line %d is no record and is left out.", path, number)
+
+
+class _MetricsFile:
+    """One JSON object a line, on disk at once. What a full disk refuses is kept and tried again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._unwritten: list[bytes] = []
+        self._warned = False
+
+    def write(self, record: dict) -> None:
+        self._unwritten.append(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        if not self._unwritten:
+            return
+        try:
+            self._append(b"".join(self._unwritten))
+        except OSError as error:
+            if not self._warned:
+                log.warning(
+                    "%s cannot be written: %s. The run goes on, and its records are tried again.",
+                    self.path,
+                    error.strerror,
+                )
+            self._warned = True
+        else:
+            self._unwritten, self._warned = [], False
+
+    def _append(self, data: bytes) -> None:
+        """All or nothing: half a line would spoil the next one too."""
+        with open(self.path, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(size)
+                raise
+
+
+def _finite(value):
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class _Sink(Protocol):
+    """Somewhere else that numbers go to."""
+
+    name: str
+
+    def write(self, step: int, numbers: dict[str, float]) -> None: ...
+
+    def close(self, failed: bool) -> None: ...
+
+
+class _TensorBoard:
+    name = "TensorBoard"
+
+    def __init__(self, plan: Plan):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(
+                "TensorBoard is not installed: pip install 'fastclip[tensorboard]', or leave it off."
+            ) from error
+        purge = plan.start_step + 1 if plan.start_step else None  # a resumed run tells later steps again
+        self._writer = SummaryWriter(plan.run / "tensorboard", purge_step=purge)
+
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, failed: bool) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    name = "Weights & Biases"
+
+    def __init__(self, plan: Plan, project: str, config: dict):
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError(
+                "Weights & Biases is not installed: pip install 'fastclip[wandb]', or leave it off."
+            ) from error
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=plan.run.name,
+                id=_wandb_id(plan),
+                resume="allow",
+                dir=plan.run,
+                config=config,
+                settings=wandb.Settings(console="off"),  # it would catch the live display
+            )
+        except wandb.Error as error:
+            raise RuntimeError(
+                f"Weights & Biases did not start: {error} "
+                "Run `wandb login`, or set WANDB_MODE=offline and send the run later with `wandb sync`."
+            ) from error
+        self._run.define_metric("*", step_metric="step")  # its own step may not go back, as a resume does
+
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        self._run.log({"step": step, **numbers})
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+def _wandb_id(plan: Plan) -> str:
+    """A new one for a new run; a resumed run goes on with the one that it left in its folder."""
+    file = plan.run / "wandb" / "id"
+    if not plan.start_step or not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(secrets.token_hex(4))
+    return file.read_text()

@@ -1,0 +1,210 @@
+"""Features of a collection: each pair its own, in order, from any number of workers; the model as it was."""
+
+import logging
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+
+from fastclip.data.images import upright_rgb
+from fastclip.data.manifest import open_manifest
+from fastclip.evaluation.features import encode_pairs, validate
+from fastclip.evaluation.retrieval import recalls
+from tests.data.collections import pair_members, png, write_tar
+from tests.workers import run_workers
+
+HOW = {
+    "transform": open_clip.image_transform(16, is_train=False),
+    "tokenizer": open_clip.SimpleTokenizer(context_length=8),
+    "device": "cpu",
+    "batch_size": 4,
+}
+
+
+def tiny_model():
+    torch.manual_seed(0)
+    vision = open_clip.CLIPVisionCfg(layers=1, width=32, head_width=16, patch_size=8, image_size=16)
+    text = open_clip.CLIPTextCfg(context_length=8, width=32, heads=2, layers=1)
+    return SimpleNamespace(clip=open_clip.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text))
+
+
+def collection(folder, captions, broken=()):
+    """Picture i with captions[i]; the broken ones end after 100 bytes."""
+    members = []
+    for i, caption in enumerate(captions):
+        image = png(i)[:100] if i in broken else png(i)
+        members += [(f"{i:06d}.png", image), (f"{i:06d}.txt", caption.encode())]
+    return open_manifest(str(write_tar(folder / "pairs.tar", members)))
+
+
+def same(a, b):
+    return a.unusable == b.unusable and all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=True))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return open_manifest(str(write_tar(tmp_path / "plain.tar", pair_members(range(10)))))
+
+
+def test_each_pair_has_its_own_features_in_the_collections_order(model, manifest):
+    features = encode_pairs(model, manifest, **HOW)
+    assert features.image_bd.shape == features.text_md.shape == (10, 16)
+    assert features.image_of_text.tolist() == list(range(10))
+    assert features.unusable == 0
+    model.clip.eval()
+    with torch.no_grad():
+        for i in range(10):
+            image = HOW["transform"](upright_rgb(png(i)))[None]
+            text = HOW["tokenizer"]([f"picture {i}"])
+            torch.testing.assert_close(
+                features.image_bd[i], model.clip.encode_image(image, normalize=True)[0]
+            )
+            torch.testing.assert_close(features.text_md[i], model.clip.encode_text(text, normalize=True)[0])
+
+
+def test_lines_of_a_caption_are_texts_of_one_image(model, tmp_path):
+    """More lines than fit into a batch, blank lines, and the line ends of Windows."""
+    many = "\n".join(f"line {i}" for i in range(7))
+    features = encode_pairs(model, collection(tmp_path, ["a cat\n\n a dog \r\nan ox", "a bird", many]), **HOW)
+    assert features.image_of_text.tolist() == [0, 0, 0, 1, *[2] * 7]
+    texts = HOW["tokenizer"](["a cat", "a dog", "an ox", "a bird", *many.split("\n")])
+    with torch.no_grad():
+        expected = model.clip.eval().encode_text(texts, normalize=True)
+    torch.testing.assert_close(features.text_md, expected)
+
+
+def test_a_broken_image_and_an_empty_caption_are_left_out_counted_and_logged(model, tmp_path, caplog):
+    captions = [f"picture {i}\nagain {i}" for i in range(12)]
+    captions[2] = " \n "
+    broken = (0, 4, 5, 6, 7, 9)  # one batch has nothing else
+    with caplog.at_level(logging.WARNING):
+        features = encode_pairs(model, collection(tmp_path, captions, broken), **HOW)
+    assert features.unusable == 7
+    assert features.image_of_text.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    good = [1, 3, 8, 10, 11]
+    for image_d, number in zip(features.image_bd, good, strict=True):
+        image = HOW["transform"](upright_rgb(png(number)))[None]
+        with torch.no_grad():
+            torch.testing.assert_close(image_d, model.clip.encode_image(image, normalize=True)[0])
+    (message,) = [record.getMessage() for record in caplog.records if "evaluation" in record.getMessage()]
+    assert "7 of 12 pairs are left out" in message
+    assert "6 × truncated PNG" in message
+    assert "1 × empty caption" in message
+    assert "The first is sample 0 of" in message
+
+
+def test_a_collection_without_a_usable_pair_is_an_error(model, tmp_path):
+    with pytest.raises(ValueError, match=r"None of the 2 pairs of .*pairs\.tar can be used"):
+        encode_pairs(model, collection(tmp_path, ["one", "two"], broken=(0, 1)), **HOW)
+
+
+def test_decoding_in_other_processes_changes_nothing(model, tmp_path):
+    pairs = collection(tmp_path, [f"picture {i}\nagain" for i in range(10)], broken=(3,))
+    assert same(encode_pairs(model, pairs, **HOW), encode_pairs(model, pairs, **HOW, workers=2))
+
+
+def test_modes_gradients_and_random_states_are_as_before(model, manifest):
+    clip = model.clip.train()
+    clip.visual.eval()  # as a frozen tower is
+    modes = [module.training for module in clip.modules()]
+    seen = []
+    hook = clip.visual.register_forward_pre_hook(
+        lambda *_: seen.append((clip.training, torch.is_inference_mode_enabled()))
+    )
+    before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
+    features = encode_pairs(model, manifest, **HOW, workers=1)
+    encode_pairs(model, manifest, **HOW)
+    hook.remove()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), str(np.random.get_state())) == before[1:]  # noqa: NPY002
+    assert set(seen) == {(False, True)}
+    assert [module.training for module in clip.modules()] == modes
+    assert not any(tensor.is_inference() for tensor in features[:3])
+
+
+def test_an_error_leaves_the_mode_as_it_was(model, manifest):
+    model.clip.train()
+    with pytest.raises(ZeroDivisionError):
+        encode_pairs(model, manifest, **HOW | {"transform": lambda image: 1 / 0})
+    assert model.clip.training
+
+
+def test_a_float64_model_has_float64_features(manifest):
+    model = tiny_model()
+    single = encode_pairs(model, manifest, **HOW)
+    model.clip.double()
+    double = encode_pairs(model, manifest, **HOW)
+    assert double.image_bd.dtype == double.text_md.dtype == torch.float64
+    torch.testing.assert_close(double.image_bd.float(), single.image_bd)
+
+
+def test_autocast_gives_float32_features_and_leaves_no_cast_weights_behind(manifest):
+    """Under a caller's autocast, weights cast without gradients must not be used for training."""
+    model = tiny_model()
+    exact = encode_pairs(model, manifest, **HOW)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = encode_pairs(model, manifest, **HOW, autocast=torch.bfloat16)
+        assert same(encode_pairs(model, manifest, **HOW), exact)
+        model.clip.encode_image(torch.ones(1, 3, 16, 16)).float().sum().backward()
+    assert rounded.image_bd.dtype == torch.float32
+    assert not torch.equal(rounded.image_bd, exact.image_bd)
+    torch.testing.assert_close(rounded.image_bd, exact.image_bd, atol=0.05, rtol=0)
+    assert model.clip.visual.conv1.weight.grad is not None
+
+
+def test_validation_is_the_recalls_of_the_features(model, manifest):
+    features = encode_pairs(model, manifest, **HOW)
+    assert validate(model, manifest, **HOW) == recalls(*features[:3])
+    assert validate(model, manifest, **HOW)["text_retrieval_recall@10"] == 1
+
+
+def test_progress_counts_pairs(model, manifest):
+    calls = []
+    encode_pairs(model, manifest, **HOW, progress=lambda *call: calls.append(call))
+    assert calls == [(4, 10), (8, 10), (10, 10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be positive"),
+        ({"rank": 1}, r"rank=1 must lie in \[0, world_size=1\)"),
+        ({"world_size": 2}, "rank=0, world_size=2, but this is worker 0 of 1"),
+    ],
+)
+def test_impossible_options_are_refused(model, manifest, options, message):
+    with pytest.raises(ValueError, match=message):
+        encode_pairs(model, manifest, **HOW | options)
+
+
+def encode_together_and_alone(rank, world_size, pairs, hopeless):
+    """For several batch sizes: the features that all workers make together, and those of one alone."""
+    model, results = tiny_model(), []
+    for batch_size in (2, 4, 16):
+        how = HOW | {"batch_size": batch_size}
+        together = encode_pairs(model, pairs, **how, rank=rank, world_size=world_size)
+        results.append((together, encode_pairs(model, pairs, **how)))
+    with pytest.raises(ValueError, match="None of the 5 pairs"):
+        encode_pairs(model, hopeless, **HOW, rank=rank, world_size=world_size)
+    return results
+
+
+def test_two_workers_have_the_features_of_one(tmp_path):
+    """Uneven parts, a worker with only unusable pairs in a batch, and one with no batch at all."""
+    (tmp_path / "hopeless").mkdir()
+    captions = [f"picture {i}" + "\nagain" * (i % 3) for i in range(11)]
+    pairs = collection(tmp_path, captions, broken=(0, 1, 2, 3, 9))
+    hopeless = collection(tmp_path / "hopeless", ["x"] * 5, broken=range(5))
+    for results in run_workers(encode_together_and_alone, 2, pairs, hopeless):
+        for together, alone in results:
+            assert same(together, alone)
+            assert len(together.image_bd) == 6
+            assert together.unusable == 5
