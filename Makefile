@@ -32,6 +32,10 @@ bench: setup
 	$(BIN)/python -m benchmarks.data_lookup
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.data_get
+	$(BIN)/python -m benchmarks.objective_share
+	$(BIN)/python -m benchmarks.checkpoint_save
+	$(BIN)/python -m benchmarks.training_speed
+	$(BIN)/python -m benchmarks.kills
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -10,6 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# Processes are forked from one that has imported everything once: importing takes longer than most tests.
+CONTEXT = mp.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["fastclip.training.trainer", "pytest", "hypothesis"])
+
 
 def run_workers(function, world_size, *args, timeout=90):
     """[function(rank, world_size, *args) for each rank]; a worker's exception is raised here.
@@ -17,9 +21,8 @@ def run_workers(function, world_size, *args, timeout=90):
     `function` must live at the top of a module. Processes are gone when this returns, whatever happens.
     """
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("spawn")
         processes = [
-            context.Process(target=_worker, args=(function, rank, world_size, folder, args), daemon=True)
+            CONTEXT.Process(target=_worker, args=(function, rank, world_size, folder, args), daemon=True)
             for rank in range(world_size)
         ]
         try:

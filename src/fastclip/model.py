@@ -290,7 +290,7 @@ def _without_open_clips_warning() -> Iterator[None]:
     """open_clip warns that weights are random; here they are meant to be, or are loaded right after."""
 
     def is_other(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("No pretrained weights loaded")
+        return "weights loaded" not in record.getMessage() and "weights found" not in record.getMessage()
 
     root = logging.getLogger()
     root.addFilter(is_other)

@@ -151,6 +151,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     assert names(tmp_path) == ["best", "last", "step-00000001", "step-00000004", "step-00000005"]
     assert checkpoints.best == tmp_path / "step-00000001"
     checkpoints.mark_best(4)
+    assert names(tmp_path) == ["best", "last", "step-00000004", "step-00000005"]
     checkpoints.save(6, small(6), {"step": 6})
     assert names(tmp_path) == ["best", "last", "step-00000004", "step-00000005", "step-00000006"]
 

@@ -4,6 +4,8 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,6 +191,27 @@ def test_a_port_in_use_is_named(launched):
             pass
 
 
+def test_workers_that_are_started_again_never_meet_the_dead():
+    store, timeout = dist.HashStore(), timedelta(seconds=20)  # torchrun's outlives the workers
+    places = [Place(rank, 3, rank, "", 1) for rank in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        first = list(threads.map(lambda place: launch._meet(store, place, timeout), places))
+        late = [threads.submit(launch._meet, store, place, timeout) for place in places[1:]]
+        assert wait(late, timeout=0.2).not_done  # worker 0 has not said anything yet, only the dead one has
+        again = [launch._meet(store, places[0], timeout), *(future.result() for future in late)]
+    for start, word in ((first, "first"), (again, "again")):
+        start[0].set("word", word)
+        assert [part.get("word").decode() for part in start] == [word] * 3
+    assert first[0].get("word") == b"first"
+
+
+def test_a_worker_that_gets_no_answer_gives_up():
+    store = dist.HashStore()
+    store.set("fastclip/start", "of the dead")
+    with pytest.raises(RuntimeError, match="timeout"):
+        launch._meet(store, Place(1, 2, 1, "", 1), timedelta(seconds=0.1))
+
+
 class FakeGroup:
     aborted = False
 
@@ -209,6 +232,8 @@ def gpus(monkeypatch):
     monkeypatch.setattr(dist, "new_group", lambda **k: notes.update(group=k) or notes["control"])
     monkeypatch.setattr(dist, "barrier", lambda group: notes.update(barrier=group))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: notes.update(destroyed=True))
+    monkeypatch.setattr(launch, "_find_store", lambda place, timeout: None)
+    monkeypatch.setattr(launch, "_meet", lambda store, place, timeout: store)
     monkeypatch.setattr(launch, "_default_group", lambda: notes["default"])
     return notes
 
@@ -282,6 +307,7 @@ for scenario, port in zip(sys.argv[2::2], sys.argv[3::2]):
     except StoppedCleanly as error:
         write(world, "stopped", [error.step, (folder / "reached1").exists()])
     assert not dist.is_initialized()
+    write(world, "threads", [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()])
 """
 
 
@@ -360,6 +386,11 @@ def test_workers_of_srun_meet(srun):
 
 def test_workers_that_stop_cleanly_leave_together(srun):
     assert read(srun.folder, "stopped") == [[7, True], [7, True]]
+
+
+def test_no_thread_of_a_group_outlives_it(srun):
+    for threads in read(srun.folder, "threads"):
+        assert not [name for name in threads if "gloo" in name]
 
 
 def test_a_worker_that_fails_leaves_at_once_with_its_error_and_the_others_notice(srun):

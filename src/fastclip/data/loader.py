@@ -7,6 +7,7 @@ from (seed, epoch, id), so neither the number of workers nor the world size chan
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from fastclip.data.decode import Decoder
 from fastclip.data.kept import KeptImages
@@ -95,7 +96,7 @@ class PairLoader:
             raise ValueError(f"max_bad={max_bad} must lie in [0, 1); try 0.01.")
         self.decoder, self.bad = decoder, BadTally(manifest, max_bad)
         self._start_step, self._timeout = start_step, timeout
-        self._pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, kept)
+        self._pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, kept, workers)
         self._loader = DataLoader(
             self._pairs,
             sampler=range(start_step, stop_step),
@@ -106,6 +107,7 @@ class PairLoader:
             timeout=timeout if workers else 0,
             prefetch_factor=4 if workers else None,
             generator=torch.Generator(),  # or it would draw from the process's own
+            worker_init_fn=leave_group,
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -116,8 +118,9 @@ class PairLoader:
             except RuntimeError as error:
                 if "timed out" not in str(error):
                     raise
+                where = self._pairs.progress(step - self._start_step)
                 raise StalledReader(
-                    f"No batch for {self._timeout:g} s: step {step} reads {self._pairs.files_of(step)}. "
+                    f"No batch for {self._timeout:g} s: step {step} {where}. "
                     "Look whether that storage answers, or wait longer with a larger data.timeout."
                 ) from None
             self.bad.add(batch.bad)
@@ -194,9 +197,11 @@ class _StepDataset(Dataset):
         rank: int,
         world_size: int,
         kept: KeptImages | None,
+        workers: int,
     ):
         self.manifest, self.order, self.decoder, self.tokenizer = manifest, order, decoder, tokenizer
         self.rank, self.world_size, self.kept = rank, world_size, kept
+        self._reading = torch.full((max(1, workers),), -1).share_memory_()  # each process's sample
 
     def __getitem__(self, step: int) -> Batch:
         samples = self.order.local_batch(step, self.rank, self.world_size)
@@ -212,18 +217,21 @@ class _StepDataset(Dataset):
         stacked = default_collate(images)  # in a worker, straight into the memory that it shares
         return Batch(step, self.order.epoch_of(step), stacked, tokens, torch.tensor(ids), bad)
 
-    def files_of(self, step: int) -> str:
-        """Where a step's pairs are, for messages: "a.tar (12 pairs), b.tar (4 pairs)"."""
-        samples = self.order.local_batch(step, self.rank, self.world_size)
-        files = Counter(self.manifest.where(sample) for sample in samples.ids.tolist())
-        return ", ".join(f"{file} ({count} pairs)" for file, count in files.most_common(3))
+    def progress(self, batch: int) -> str:
+        """How far this run's n-th batch is, for messages: "waits for sample 17 of a.tar"."""
+        sample = int(self._reading[batch % len(self._reading)])  # DataLoader's processes take turns
+        if sample < 0:
+            return "has not begun"
+        return f"waits for sample {sample} of {self.manifest.where(sample)}"
 
     def _load(self, sample: int, epoch: int, place: Place, bad: list[BadSample]) -> tuple[Tensor, str, int]:
         """The pair itself, or else its next usable neighbour."""
+        process = get_worker_info()
         for step in range(_NEIGHBOURS):
             candidate = (sample + step) % len(self.manifest)
             if step:
                 place = self.manifest.place(candidate)
+            self._reading[0 if process is None else process.id] = candidate
             seed = seed_of(self.order.seed, epoch, candidate)
             try:
                 return (*self._pair(candidate, place, seed), candidate)
@@ -243,3 +251,8 @@ class _StepDataset(Dataset):
 
 def _as_it_is(batch):
     return batch
+
+
+def leave_group(worker: int) -> None:
+    """What a launcher or Ctrl-C sends to the whole process group is for the trainer, which then ends us."""
+    os.setpgid(0, 0)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fastclip.data.kept import KeptImages
 from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
+from fastclip.data.sources import SourceError
 from fastclip.data.tokenize import Tokenizer
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
@@ -82,8 +84,8 @@ def build_pairs(config: TrainConfig, towers: TwoTowers, world: World) -> Pairs:
         )
     try:
         manifest = open_pairs(config.data.train, config.data, world)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}{_how_to_get(config.data.train)}") from None
+    except SourceError as error:
+        raise SourceError(f"{error}{_how_to_get(config.data.train)}") from None
     if len(manifest) < batch:
         raise ValueError(
             f"The collection has {len(manifest):,} pairs, less than a batch of {batch:,}. "
@@ -221,9 +223,11 @@ def _augment(config: TrainConfig, towers: TwoTowers) -> Augment:
 
 def _how_to_get(paths: list[str] | str) -> str:
     """A line for who has not got a recipe's data yet."""
-    parts = str(paths).split("/")
-    name = parts[1] if len(parts) > 2 and parts[0] == "data" else ""
-    return f" Get it with `fastclip data get {name}`." if name in ("emoji", "icons", "scenes") else ""
+    for path in [paths] if isinstance(paths, str) else paths:
+        folder, name = [*path.split("/"), ""][:2]
+        if folder == "data" and name in ("emoji", "icons", "scenes") and not Path(path).exists():
+            return f" Get it with `fastclip data get {name}`."
+    return ""
 
 
 def _set_float32_precision(precision: str, device: torch.device) -> None:

@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_STEP = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-\d{8,}")
 _LEFTOVER = re.compile(r"step-\d{8,}(\.part|\.old)+")  # what a killed run leaves behind
 _OFFSETS = "DCP_SHARDING_INFO"  # where torch's reader looks for a shard's place in the whole tensor
 
@@ -91,7 +91,7 @@ class Checkpoints:
     @property
     def best(self) -> Path | None:
         """The checkpoint that was marked."""
-        return _on_first(self._best)
+        return _on_first(lambda: self._target("best"))
 
     # What follows runs on worker 0 alone.
 
@@ -118,9 +118,7 @@ class Checkpoints:
         _sync(part)
         part.rename(path)
         self._link("last", path)
-        for old in self._complete()[: -self.keep]:
-            if old not in (path, self._best()):
-                _try_to_remove(old)
+        self._prune()
 
     def _complete(self) -> list[Path]:
         """Whole checkpoints, oldest first."""
@@ -131,8 +129,9 @@ class Checkpoints:
     def _newest(self) -> Path | None:
         return next(reversed(self._complete()), None)
 
-    def _best(self) -> Path | None:
-        link = self.folder / "best"
+    def _target(self, name: str) -> Path | None:
+        """The checkpoint that a link points to."""
+        link = self.folder / name
         target = self.folder / os.readlink(link) if link.is_symlink() else None
         return target if target in self._complete() else None
 
@@ -142,6 +141,13 @@ class Checkpoints:
             there = ", ".join(path.name for path in self._complete()) or "none"
             raise FileNotFoundError(f"step {step:,} has no checkpoint in {self.folder} (there: {there})")
         self._link("best", path)
+        self._prune()  # of the best before it
+
+    def _prune(self) -> None:
+        linked = (self._target("last"), self._target("best"))
+        for old in self._complete()[: -self.keep]:
+            if old not in linked:
+                _try_to_remove(old)
 
     def _link(self, name: str, target: Path) -> None:
         new = self.folder / f"{name}.new"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal
 
 from fastclip.objective.algorithms import find_algorithm
@@ -41,7 +41,7 @@ class ModelConfig:
     freeze: Literal["none", "image", "text"] = "none"
     """A tower that stays as it is; `image` with pretrained weights is LiT."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time."""
+    """Compute activations again in the backward pass: less memory, a third more time."""
     compile: bool = False
     """torch.compile the towers."""
     channels_last: bool = False
@@ -104,14 +104,14 @@ class BatchConfig:
 
 @dataclass
 class LossOptions:
-    """Values of the algorithm; what is left out comes from its row."""
+    """Values of the algorithm; what is left out comes from the recipe's row for it."""
 
     tau: float | None = None
     """The (initial) temperature."""
     tau_lr: float | None = None
-    """Learning rate of τ; it has neither warm-up nor decay."""
+    """Learning rate of τ, without warm-up and decay; fastclip-v3 takes a third of it while τ < 0.03."""
     tau_min: float | None = None
-    """τ never falls below this; 0.01."""
+    """τ never falls below this; 0.01 if left out."""
     tau_betas: tuple[float, float] | None = None
     """Adam's betas for individual temperatures."""
     rho: float | None = None
@@ -119,29 +119,34 @@ class LossOptions:
     rho_share: float | None = None
     """ρ as a share of log(B−1), the most that the radius can be at γ = 1: instead of rho, for small B."""
     gamma: float | None = None
-    """γ of a constant schedule, the final γ_min of a cosine one."""
+    """Rate γ of the estimators u: the γ of a constant schedule, the final γ_min of a cosine one."""
     gamma_schedule: Literal["constant", "cosine"] | None = None
-    """How γ moves over the epochs."""
+    """How γ moves over the epochs: `constant`, or `cosine` from 1 down to `gamma`."""
     gamma_decay_epochs: int | None = None
-    """Length E of the cosine; half of the epochs."""
+    """Length E of the cosine; half of the epochs if left out."""
     epsilon: float | None = None
-    """ε inside the logarithm."""
+    """ε inside the logarithm; 1e-14 if left out."""
     estimator: Literal["paper", "released"] | None = None
-    """`released` is the temperature gradient and the scale of the authors' code."""
+    """`paper`, or `released`: the temperature gradient and the scale of the authors' code."""
     wire_dtype: Literal["float16", "bfloat16"] | None = None
-    """Send features between workers in this type: half the bytes."""
+    """Send features between workers in `float16` or `bfloat16`: half the bytes."""
     tile_mib: int | None = None
-    """Memory for similarities, MiB; they are computed twice, tile by tile, when they need more. 256."""
+    """Memory for similarities, MiB; those that need more are computed twice, in tiles. 256 if left out."""
 
     def __post_init__(self) -> None:
         if self.rho is not None and self.rho_share is not None:
-            raise ValueError(f"rho={self.rho} and rho_share={self.rho_share}: give one of them.")
+            raise ValueError(
+                f"loss.rho={self.rho} and loss.rho_share={self.rho_share} say the same thing in two ways: "
+                "give one of them, and null for the other if a recipe's row has it."
+            )
+        share = self.rho_share
+        _check("loss.rho_share", share, share is None or 0 <= share < inf, 0.6)
         _check("loss.tile_mib", self.tile_mib, self.tile_mib is None or self.tile_mib >= 1, 256)
 
 
 @dataclass
 class OptimOptions:
-    """Values of the optimizer; what is left out comes from its row."""
+    """Values of the optimizer; what is left out comes from the recipe's row for it."""
 
     lr: float | None = None
     """Peak learning rate, at the batch size `batch.reference`."""
@@ -154,13 +159,19 @@ class OptimOptions:
     momentum: float | None = None
     """Momentum of SGD."""
     warmup: int | None = None
-    """Steps in which the rate rises from 0; a tenth of the run, at most 10,000."""
+    """Steps in which the rate rises from 0; if left out a tenth of the run, at most 10,000."""
     min_lr: float | None = None
-    """The rate at the end of the cosine; 0."""
+    """The rate at the end of the cosine; 0 if left out."""
     clip: float | None = None
-    """Largest norm of the gradient; larger ones are scaled down."""
+    """Largest norm of the model's gradient, larger ones are scaled down; if left out nothing is."""
 
     def __post_init__(self) -> None:
+        _check("optim.lr", self.lr, self.lr is None or 0 <= self.lr < inf, 1e-3)
+        decay = self.weight_decay
+        _check("optim.weight_decay", decay, decay is None or 0 <= decay < inf, 0.1)
+        _check("optim.betas", self.betas, all(0 <= beta < 1 for beta in self.betas or ()), "[0.9, 0.98]")
+        _check("optim.eps", self.eps, self.eps is None or 0 < self.eps < inf, 1e-6)
+        _check("optim.momentum", self.momentum, self.momentum is None or 0 <= self.momentum < 1, 0.9)
         _check("optim.warmup", self.warmup, self.warmup is None or self.warmup >= 0, 1000)
         _check("optim.min_lr", self.min_lr, self.min_lr is None or self.min_lr >= 0, 0.0)
         _check("optim.clip", self.clip, self.clip is None or self.clip > 0, 1.0)
@@ -172,10 +183,13 @@ class EvaluateConfig:
 
     pairs: list[str] | str | None = None
     """Pairs that are not trained on, of any kind that data.train takes: retrieval among them is measured."""
+    tasks: str | None = None
+    """A folder of tasks, such as data/emoji/tasks: every one of them is scored; see docs/evaluation.md."""
     every: float = 1.0
     """Epochs between two evaluations; the end of the run is always evaluated."""
-    best: str = "mean_recall@1"
-    """The measure by which checkpoints/best is chosen; the highest wins."""
+    best: str | None = None
+    """The measure by which checkpoints/best is chosen, the highest wins: mean_recall@1 of the pairs, or else
+    tasks_mean; any other, such as twemoji_words/acc1."""
 
     def __post_init__(self) -> None:
         _check("evaluate.every", self.every, self.every > 0, 1.0)
@@ -215,13 +229,7 @@ class LogConfig:
 
 @dataclass
 class TrainConfig:
-    """Train a CLIP model with a global contrastive loss.
-
-    Start from a recipe (--config emoji, scenes, icons, cc3m-medium, cc12m-large, laion-xlarge) or a YAML file
-    of one's own, and change single values: --algorithm fastclip-v1 --data.train 'shards/*.tar'.
-    The run's folder holds config.yaml (train from it to repeat the run), metrics.jsonl, checkpoints and the
-    exported model. Calling the same command again resumes; exit code 75 means "stopped cleanly, resume me".
-    """
+    """The run."""
 
     out: str | None = None
     """The run's folder; runs/RECIPE-ALGORITHM if left out."""
@@ -230,11 +238,11 @@ class TrainConfig:
     optimizer: str = "adamw"
     """adamw, lamb, lion or sgd (with momentum)."""
     epochs: float = 30
-    """How often each pair is seen."""
+    """How often each pair is seen; may be a fraction."""
     seed: int = 0
     """Fixes the weights at the start, the order of samples and all augmentation."""
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"] = "float32"
-    """Of the towers. float16 uses a gradient scaler; the loss is computed in float32 in any case."""
+    """Of the towers. float16 scales gradients by itself; the loss never has less than float32."""
     resume: Literal["auto", "never"] = "auto"
     """Go on from the newest checkpoint of the folder, or refuse a folder that has one."""
     model: ModelConfig = field(default_factory=ModelConfig)

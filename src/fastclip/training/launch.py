@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import re
+import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from fastclip.training.interrupts import StoppedCleanly
 
@@ -30,7 +33,7 @@ class World:
     """This worker's number on its machine, which is that of its GPU."""
     device: torch.device
     control: dist.ProcessGroup | None
-    """A gloo group, for words between workers that must not touch the GPU; None alone."""
+    """A gloo group, for words between workers that must not touch the GPU; None alone, and when left."""
 
     @property
     def main(self) -> bool:
@@ -81,7 +84,7 @@ def joined(*, timeout: float = 1800) -> Iterator[World]:
     except BaseException:
         _break_off(world)
         raise
-    dist.destroy_process_group()
+    _leave(world)
     if stopped is not None:
         raise stopped
 
@@ -189,11 +192,10 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
 def _join(place: Place, timeout: timedelta) -> World:
     device = _device(place.local_rank)
     on_gpu = device.type == "cuda"
-    os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))  # where env:// looks
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            init_method="env://",
+            store=_meet(_find_store(place, timeout), place, timeout),
             rank=place.rank,
             world_size=place.size,
             timeout=timeout,
@@ -210,18 +212,58 @@ def _join(place: Place, timeout: timedelta) -> World:
     return World(place.rank, place.size, place.local_rank, device, control)
 
 
+def _find_store(place: Place, timeout: timedelta) -> dist.Store:
+    """Where workers leave words for each other: torchrun's store, or one that worker 0 opens."""
+    os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))  # where env:// looks
+    return next(rendezvous("env://", place.rank, place.size, timeout=timeout))[0]
+
+
+def _meet(store: dist.Store, place: Place, timeout: timedelta) -> dist.Store:
+    """A part of the store for these processes alone.
+
+    When workers die, torchrun starts new ones with the same store, in which the addresses of the dead still
+    are, and nothing that it says tells the starts apart on all machines. So worker 0 gives each start a name,
+    and the others believe a name that they find only if worker 0 answers them.
+    """
+    name = secrets.token_hex(8)  # of the start if this is worker 0, else of this worker alone
+    if place.rank == 0:
+        store.set("fastclip/start", name)
+        for rank in range(1, place.size):
+            who = store.get(f"{name}/{rank}").decode()
+            store.set(f"{name}/{rank}/{who}", "welcome")
+        return dist.PrefixStore(name, store)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        start = store.get("fastclip/start").decode()
+        store.set(f"{start}/{place.rank}", name)
+        try:
+            store.wait([f"{start}/{place.rank}/{name}"], timedelta(seconds=1))
+        except dist.DistStoreError:  # no answer: perhaps it is the name of a start that has failed
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return dist.PrefixStore(start, store)
+
+
 def _device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()
+    if count == 1 and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
+        local_rank = 0  # srun --gpus-per-task shows each worker its own GPU alone
     if local_rank >= count:
         raise ValueError(
             f"This is worker {local_rank} of its machine, counted from 0, but it sees {count} "
-            f"GPU{'s' if count > 1 else ''}. Start at most {count} on each machine. (Under Slurm "
-            "--gpus-per-task hides the GPUs of the others from each worker: use --gpus-per-node.)"
+            f"GPU{'s' if count > 1 else ''}. Start at most {count} on each machine."
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def _leave(world: World) -> None:
+    """Without the last reference to them gloo's threads end here, not while Python exits, which may crash."""
+    object.__setattr__(world, "control", None)
+    dist.destroy_process_group()
 
 
 _broken_off: list[object] = []

@@ -69,7 +69,10 @@ _FREE = ("out", "resume", "log", "checkpoint", "evaluate", "batch.micro", "algor
 
 
 def differences(saved: dict, config: TrainConfig) -> list[str]:
-    """What keeps this config from going on with a run saved under another: "epochs: 30 there, 40 here"."""
+    """What keeps this config from going on with a run saved under another: "epochs: 30 there, 40 here".
+
+    With another algorithm or optimizer that alone is named, and not all of its values.
+    """
     here = _flat(as_dict(config))
     there = _flat(saved)
     for flat, name, optimizer in (
@@ -82,11 +85,11 @@ def differences(saved: dict, config: TrainConfig) -> list[str]:
             del flat[key]
         for key, value in chosen.items():
             flat[("loss." if key.startswith("algorithms.") else "optim.") + key.rsplit(".", 1)[1]] = value
-    return [
-        f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
-        for key in sorted(here.keys() | there.keys())
-        if here.get(key) != there.get(key)
-    ]
+    differ = [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]
+    for choice, values in (("algorithm", "loss."), ("optimizer", "optim.")):
+        if choice in differ:
+            differ = [key for key in differ if not key.startswith(values)]
+    return [f"{key}: {_shown(there, key)} there, {_shown(here, key)} here" for key in differ]
 
 
 def _settings(config: TrainConfig, loss: LossOptions) -> Settings:
@@ -98,18 +101,24 @@ def _settings(config: TrainConfig, loss: LossOptions) -> Settings:
         if useless:
             raise ValueError(
                 f"loss.{useless[0]}={getattr(loss, useless[0])!r} has no effect with {row.name}: it is "
-                "open_clip's own loss, whose τ learns at the model's rate. Leave it out."
+                "open_clip's own loss and takes only tau, which learns at the model's rate. Leave it out."
             )
+    if "epsilon" in given and not row.fcco and not row.peer:
+        raise ValueError(
+            f"loss.epsilon={loss.epsilon} has no effect with {row.name}: its ε is 1/(B−1). Leave it out."
+        )
     share = given.pop("rho_share", None)
     if share is not None:
         if row.rho is None:
-            raise ValueError(f"loss.rho_share={share} has no effect with {row.name}: its loss has no ρ.")
+            raise ValueError(
+                f"loss.rho_share={share} has no effect with {row.name}: its loss has no ρ. Leave it out."
+            )
         given["rho"] = share * log(config.batch.size - 1)
     schedule = given.get("gamma_schedule") or row.inner_schedule
     if schedule == "cosine":
         given.setdefault("gamma_decay_epochs", max(1, round(config.epochs / 2)))
     if row.temperature != "constant" and not row.peer:
-        given["tau_lr"] = (given.get("tau_lr") or row.tau_lr or 0.0) * config.scale
+        given["tau_lr"] = given.get("tau_lr", row.tau_lr or 0.0) * config.scale
     try:
         return resolve_loss(config.algorithm, **given)
     except ValueError as error:
@@ -153,6 +162,10 @@ def _over(*rows: Any) -> Any:
                 merged.pop(other, None)
         merged |= values
     return type(given[-1])(**merged)
+
+
+def _shown(flat: dict[str, Any], key: str) -> str:
+    return repr(flat[key]) if key in flat else "not set"
 
 
 def _flat(nested: dict, prefix: str = "") -> dict[str, Any]:

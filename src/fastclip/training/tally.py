@@ -35,6 +35,11 @@ class Tally:
         self.values[:2] = 0
         self.values[4] = self.values[3]
 
+    def put_back(self, saved: list[list[float]], rank: int, workers: int) -> None:
+        """This worker's own of everyone's values; if there were more workers or fewer, the mean of all."""
+        values = torch.tensor(saved, dtype=torch.float64)
+        self.values.copy_(values[rank] if len(saved) == workers else values.mean(dim=0))
+
 
 class Clock:
     """Seconds of the run, of waiting for data, since the last record, and since the last checkpoint."""

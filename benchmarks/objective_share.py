@@ -1,0 +1,93 @@
+"""What share of a training step the objective takes, over 2 workers of one thread, next to OpenCLIP's loss.
+
+The objective is everything between features and their gradients: fetching the estimators, gathering
+features, the kernel, writing back; for OpenCLIP its loss with both gathers, forward and backward. Nothing of it
+is hidden behind the encoders here, as it is in training. Workers meet before it is timed, so that waiting for
+the slower one does not count as the objective's time.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from tests.workers import run_workers
+
+from benchmarks.record import save
+from fastclip.training.build import build_learner, build_towers
+from fastclip.training.launch import World
+from fastclip.training.recipes import parse
+from fastclip.training.resolve import resolve
+
+WORKERS, SEED = 2, 0
+CASES = {  # local batch, steps
+    "emoji": (["--config", "emoji", "--batch.size", "64"], 32, 40),
+    "ViT-B-32": (["--config", "cc12m-large", "--precision", "float32", "--batch.size", "64"], 32, 5),
+}
+SAMPLES = 20_000
+
+
+def main() -> None:
+    figures: dict = {}
+    for case, (options, local_batch, steps) in CASES.items():
+        found = run_workers(_measure, WORKERS, options, local_batch, steps, timeout=1200)[0]
+        figures[case] = {"local_batch": local_batch, **found}
+        for algorithm, numbers in found.items():
+            print(f"{case:9s} {algorithm:12s} {numbers}", flush=True)
+    save("objective_share", SEED, figures)
+
+
+def _measure(rank: int, world_size: int, options: list[str], b: int, steps: int) -> dict:
+    """Both algorithms in turn, step by step, so that a busy machine slows both alike."""
+    world = World(rank, world_size, rank, torch.device("cpu"), dist.group.WORLD)
+    learners = {}
+    for algorithm in ("fastclip-v3", "openclip"):
+        config = resolve(parse([*options, "--algorithm", algorithm]))
+        learners[algorithm] = build_learner(config, build_towers(config, world), SAMPLES, world)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in learners}
+    for step in range(steps + 2):
+        for name, learner in learners.items():
+            seconds = _step(learner, step, b, rank)
+            if step >= 2:
+                times[name].append(seconds)
+    found = {}
+    for name, seconds in times.items():
+        objective, whole = (median(column) for column in zip(*seconds, strict=True))
+        found[name] = {
+            "objective_ms": round(1000 * objective, 2),
+            "step_ms": round(1000 * whole, 1),
+            "share_percent": round(100 * objective / whole, 2),
+        }
+    return found
+
+
+def _step(learner, step: int, b: int, rank: int) -> tuple[float, float]:
+    """One whole step by hand; the seconds of the objective and of all."""
+    size, vocabulary = learner.towers.image_size, 400
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    images = torch.randn(b, 3, size, size, generator=generator)
+    tokens = torch.randint(1, vocabulary, (b, learner.towers.context_length), generator=generator)
+    index = torch.randint(0, SAMPLES, (b,), generator=generator)
+    dist.barrier()
+    start = perf_counter()
+    learner.stepper.optimizer.zero_grad(set_to_none=True)
+    features = learner.step.towers(images, tokens)
+    waiting = perf_counter()
+    dist.barrier()
+    objective = perf_counter()
+    waiting = objective - waiting
+    learner.loss.prefetch(index)
+    leaves = [x.detach().requires_grad_() for x in features]
+    own = [p for p in learner.loss.parameters() if p.requires_grad]
+    out = learner.loss(*leaves, index)
+    gradients = torch.autograd.grad(out.value, [*leaves, *own])
+    objective = perf_counter() - objective
+    torch.autograd.backward([*features, *own], list(gradients))
+    learner.stepper.step(torch.zeros(()))
+    return objective, perf_counter() - start - waiting
+
+
+if __name__ == "__main__":
+    main()

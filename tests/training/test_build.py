@@ -1,0 +1,313 @@
+"""From a config to the parts of a run: what fits together is built, what does not is refused with advice."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from math import ceil
+
+import pytest
+import torch
+
+from fastclip.data.sources import SourceError
+from fastclip.training import build
+from fastclip.training.build import (
+    build_learner,
+    build_pairs,
+    build_towers,
+    open_pairs,
+    total_steps,
+    warmup_steps,
+)
+from fastclip.training.config import (
+    BatchConfig,
+    DataConfig,
+    LossOptions,
+    ModelConfig,
+    OptimOptions,
+    TrainConfig,
+)
+from fastclip.training.launch import World
+from fastclip.training.recipes import parse
+from fastclip.training.resolve import resolve
+from fastclip.training.step import PeerLoss
+from tests.training.runs import collection
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, 0, CPU, None)
+TEXT = {"context_length": 8, "vocab_size": 64, "width": 16, "heads": 2, "layers": 1}
+VIT = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": 16}
+RESNET = {"layers": [1, 1, 1, 1], "width": 8, "head_width": 64, "image_size": 64}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name, vision in (("vit", VIT), ("resnet", RESNET)):
+        config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": TEXT}
+        (folder / f"build-{name}.json").write_text(json.dumps(config))
+    return {name: str(folder / f"build-{name}.json") for name in ("vit", "resnet")}
+
+
+@pytest.fixture(scope="module")
+def towers(models):
+    return build_towers(TrainConfig(model=ModelConfig(models["vit"])), ALONE)
+
+
+@pytest.fixture(scope="module")
+def pairs_24(tmp_path_factory):
+    return str(collection(tmp_path_factory.mktemp("pairs"), 24))
+
+
+def config(train=None, size=8, micro=None, augment=None, **others):
+    data = DataConfig(train=train, augment=augment or {}, workers=0)
+    return TrainConfig(data=data, batch=BatchConfig(size, micro), **others)
+
+
+# The pairs
+
+
+@pytest.mark.parametrize(("size", "workers", "works"), [(10, 4, 8), (9, 2, 8), (7, 3, 6), (2, 4, 4)])
+def test_a_batch_that_the_workers_cannot_share_is_refused_with_one_that_they_can(
+    size, workers, works, towers
+):
+    with pytest.raises(ValueError, match=rf"batch.size={size} .* {workers} workers; try {works}\."):
+        build_pairs(config("never-opened.tar", size), towers, World(0, workers, 0, CPU, None))
+
+
+def test_a_collection_smaller_than_a_batch_is_refused_and_the_advice_works(tmp_path, pairs_24, towers):
+    with pytest.raises(ValueError, match=r"24 pairs, less than a batch of 25\. Try --batch.size 6\."):
+        build_pairs(config(pairs_24, 25), towers, ALONE)
+    for size in (24, 6):
+        assert build_pairs(config(pairs_24, size), towers, ALONE).order.batch == size
+    few = str(collection(tmp_path, 3))
+    with pytest.raises(ValueError, match=r"3 pairs, .*Try --batch.size 2\."):
+        build_pairs(config(few), towers, ALONE)
+
+
+def test_missing_pairs_are_asked_for(towers):
+    with pytest.raises(ValueError, match=r"data.train is missing: give --data.train PATH, or .*--config"):
+        build_pairs(config(), towers, ALONE)
+
+
+@pytest.mark.parametrize("name", ["scenes", "emoji", "icons"])
+def test_a_recipes_missing_data_say_how_to_get_them(name, towers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError, match=rf"data/{name}/train.*`fastclip data get {name}`"):
+        build_pairs(parse(["--config", name]), towers, ALONE)
+
+
+def test_data_that_are_there_but_cannot_be_read_are_not_fetched_again(towers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/scenes/train").mkdir(parents=True)
+    with pytest.raises(SourceError) as caught:
+        build_pairs(parse(["--config", "scenes"]), towers, ALONE)
+    assert "data get" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["data/mine/train", "elsewhere/scenes/x.tar", "scenes"])
+def test_other_missing_data_are_not_promised(path, towers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError) as caught:
+        build_pairs(config(path), towers, ALONE)
+    assert path in str(caught.value)
+    assert "data get" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("scal", r"Did you mean scale\?"),
+        ("colour_jitter", r"Did you mean color_jitter\?"),
+        ("qqq", r"Choose from: scale, .*use_timm"),
+        ("image_size", r"Choose from: |Did you mean"),  # the model's, as are mean and std
+        ("std", r"Choose from: |Did you mean"),
+    ],
+)
+def test_an_unknown_augmentation_gets_the_nearest_or_the_list(name, advice, pairs_24, towers):
+    with pytest.raises(ValueError, match=rf"data.augment.{name} is unknown. ({advice})") as caught:
+        build_pairs(config(pairs_24, augment={name: 1}), towers, ALONE)
+    assert f"mean {name}?" not in str(caught.value)
+
+
+def test_augmentation_follows_the_model_and_the_config(pairs_24, towers):
+    augment = build_pairs(config(pairs_24, augment={"scale": [0.5, 1.0]}), towers, ALONE).decoder.augment
+    assert (augment.image_size, augment.mean, augment.std) == (16, towers.mean, towers.std)
+    assert augment.scale == (0.5, 1.0)
+
+
+def test_the_workers_batches_are_the_global_batch_cut_in_order(pairs_24, models):
+    # texts of the package's own model: its vocabulary is the tokenizer's
+    settings = config(pairs_24, model=ModelConfig("vit-scenes"))
+    pairs = build_pairs(settings, build_towers(settings, ALONE), ALONE)
+    whole = list(pairs.loader(settings.data, ALONE, 1, 3))
+    halves = [list(pairs.loader(settings.data, World(r, 2, r, CPU, None), 1, 3)) for r in (0, 1)]
+    assert [batch.step for batch in whole] == [1, 2]
+    for batch, first, second in zip(whole, *halves, strict=True):
+        assert torch.equal(batch.index, torch.cat([first.index, second.index]))
+        assert torch.equal(batch.images, torch.cat([first.images, second.images]))
+        assert torch.equal(batch.tokens, torch.cat([first.tokens, second.tokens]))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("rank", "expected"), [(0, ["open", "barrier"]), (1, ["barrier", "open"])])
+def test_worker_0_opens_a_collection_first_and_lets_the_others_in_even_if_it_fails(
+    rank, expected, fails, monkeypatch
+):
+    events = []
+
+    def open_manifest(*_, **__):
+        events.append("open")
+        if fails:
+            raise SourceError("no such file")
+
+    monkeypatch.setattr(build, "open_manifest", open_manifest)
+    monkeypatch.setattr(World, "barrier", lambda world: events.append("barrier"))
+    with pytest.raises(SourceError) if fails else nullcontext():
+        open_pairs("x.tar", DataConfig(), World(rank, 2, rank, CPU, None))
+    assert events == expected
+
+
+# BatchNorm and micro-batches
+
+
+def test_micro_batches_would_change_batch_norms_statistics(models, pairs_24):
+    settings = config(pairs_24, micro=4, model=ModelConfig(models["resnet"]))
+    with pytest.raises(ValueError, match=r"batch.micro=4 .*BatchNorm.*--model.batch_norm frozen"):
+        build_pairs(settings, build_towers(settings, ALONE), ALONE)
+
+
+@pytest.mark.parametrize(
+    ("micro", "model"),
+    [(None, {}), (8, {}), (4, {"batch_norm": "frozen"}), (4, {"freeze": "image"})],
+)
+def test_whole_batches_and_frozen_statistics_go_with_batch_norm(micro, model, models, pairs_24):
+    settings = config(pairs_24, micro=micro, model=ModelConfig(models["resnet"], **model))
+    assert len(build_pairs(settings, build_towers(settings, ALONE), ALONE).manifest) == 24
+
+
+def test_frozen_statistics_make_accumulation_exact_for_a_resnet(models):
+    weights = {}
+    for micro in (None, 3):
+        settings = resolve(
+            config(micro=micro, precision="float64", model=ModelConfig(models["resnet"], batch_norm="frozen"))
+        )
+        towers = build_towers(settings, ALONE)
+        learner = build_learner(settings, towers, 24, ALONE)
+        draw = torch.Generator().manual_seed(0)
+        images, tokens = torch.randn(8, 3, 64, 64, generator=draw), torch.arange(1, 65).reshape(8, 8) % 64
+        for step in range(2):
+            learner.step(step, images, tokens, torch.arange(8))
+        weights[micro] = towers.state_dict()
+    for name, tensor in weights[None].items():
+        torch.testing.assert_close(weights[3][name], tensor, rtol=1e-10, atol=1e-10)
+
+
+# The learner
+
+
+def learner_of(models, **others):
+    settings = resolve(config(model=ModelConfig(models["vit"]), **others))
+    return build_learner(settings, build_towers(settings, ALONE), 24, ALONE)
+
+
+def test_tf32_needs_a_gpu(models):
+    with pytest.raises(ValueError, match=r"precision=tf32 has no effect without .* GPU; try float32 or"):
+        learner_of(models, precision="tf32")
+
+
+def rates(learner):
+    return {group["role"]: group["lr"] for group in learner.stepper.optimizer.param_groups}
+
+
+@pytest.mark.parametrize(("reference", "scale"), [(None, 1.0), (8, 1.0), (2, 4.0), (32, 0.25)])
+def test_rates_grow_in_proportion_to_the_batch(reference, scale, models):
+    def build_with(algorithm):
+        settings = TrainConfig(
+            algorithm=algorithm,
+            model=ModelConfig(models["vit"]),
+            batch=BatchConfig(8, reference=reference),
+            loss=LossOptions(tau_lr=1e-3) if algorithm != "openclip" else LossOptions(),
+            optim=OptimOptions(lr=1e-2),
+        )
+        settings = resolve(settings)
+        return build_learner(settings, build_towers(settings, ALONE), 24, ALONE)
+
+    model, tau = pytest.approx(1e-2 * scale), pytest.approx(1e-3 * scale)
+    assert rates(build_with("fastclip-v3")) == {"decayed": model, "plain": model, "tau": tau}
+    assert rates(build_with("openclip")) == {"decayed": model, "plain": model, "scalar": model}
+    individual = build_with("fastclip-v2")
+    assert rates(individual) == {"decayed": model, "plain": model}
+    assert individual.loss.settings.tau_lr == tau
+
+
+@pytest.mark.parametrize("algorithm", ["fastclip-v0", "fastclip-v3", "openclip", "siglip"])
+def test_the_temperature_lives_in_one_place(algorithm, models):
+    learner = learner_of(models, algorithm=algorithm)
+    peer = algorithm in ("openclip", "siglip")
+    assert isinstance(learner.loss, PeerLoss) == peer
+    assert learner.towers.clip.logit_scale.requires_grad == peer
+    assert (learner.towers.clip.logit_bias is not None) == (algorithm == "siglip")
+    assert (learner.stepper.slow_tau is not None) == (algorithm == "fastclip-v3")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "float64"])
+def test_precision_decides_on_weights_autocast_and_scaler(precision, models):
+    learner = learner_of(models, algorithm="fastclip-v2", precision=precision)
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    assert {p.dtype for p in learner.towers.parameters()} == {dtype}
+    assert learner.loss.sample_state.columns["tau"].dtype == dtype
+    low = precision if precision in ("bfloat16", "float16") else None
+    assert learner.step.autocast == (getattr(torch, low) if low else None)
+    assert (learner.stepper.scaler is not None) == (precision == "float16")
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_the_models_start_depends_on_the_seed_alone(models):
+    def weights(**others):
+        return build_towers(config(model=ModelConfig(models["vit"]), **others), ALONE).state_dict()
+
+    def same(one, other):
+        return all(torch.equal(one[name], other[name]) for name in one if name != "clip.logit_scale")
+
+    first = weights(seed=1)
+    assert same(first, weights(seed=1, size=16, algorithm="openclip"))
+    assert not same(first, weights(seed=2))
+
+
+# Steps
+
+
+@pytest.mark.parametrize(
+    ("epochs", "pairs", "batch", "steps"),
+    [(1, 64, 8, 8), (3, 65, 8, 24), (2, 67, 8, 16), (0.5, 64, 8, 4), (2.5, 100, 8, 31), (0.01, 64, 8, 1)],
+)
+def test_a_run_has_as_many_whole_batches_as_fit_its_epochs(epochs, pairs, batch, steps):
+    assert total_steps(config(size=batch, epochs=epochs), pairs) == steps
+
+
+def with_warmup(warmup):
+    return resolve(replace(config(), optim=OptimOptions(warmup=warmup)))
+
+
+@pytest.mark.parametrize("steps", [1, 9, 11, 250, 99_999, 1_000_000])
+def test_warm_up_is_a_tenth_of_the_run_and_at_most_10000(steps):
+    assert warmup_steps(with_warmup(None), steps) == min(10_000, ceil(steps / 10))
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 49])
+def test_a_given_warm_up_is_taken(warmup):
+    assert warmup_steps(with_warmup(warmup), 50) == warmup
+
+
+@pytest.mark.parametrize("warmup", [50, 51, 10_000])
+def test_a_warm_up_as_long_as_the_run_is_refused(warmup):
+    with pytest.raises(ValueError, match=rf"optim.warmup={warmup} .* run of 50 steps; try 5\."):
+        warmup_steps(with_warmup(warmup), 50)

@@ -1,0 +1,139 @@
+"""What learns goes into a checkpoint and comes back bit for bit, and goes on as if nothing had happened."""
+
+import json
+from math import exp, log
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.test_step import Case, N, batch, build, everything, write_models
+
+ROUND_TRIPS = [
+    Case(algorithm, optimizer=optimizer, precision="float32")
+    for algorithm in ("fastclip-v2", "fastclip-v3", "openclip")
+    for optimizer in ("adamw", "lamb", "sgd", "lion")
+]
+ROUND_TRIPS += [Case(algorithm, precision="float16") for algorithm in ("fastclip-v2", "openclip")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(models, case):
+    learner = build(models, case)
+    if learner.stepper.scaler is not None:  # one whose scale moves within this test
+        learner.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    return learner
+
+
+def go_on(learner, steps):
+    for step in steps:
+        assert learner.step(step, *batch(step)).finite
+
+
+def state(learner):
+    """All that must come back: tensors and facts; gradients are made anew in each step."""
+    found = {name: t for name, t in everything(learner).items() if not name.startswith("gradient.")}
+    if learner.tau() is not None:
+        found["visited"] = learner.loss.sample_state.visited.clone()
+    return found, learner.facts()
+
+
+def assert_same_state(one, other):
+    (first, facts), (second, other_facts) = state(one), state(other)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert facts == other_facts
+
+
+@pytest.mark.parametrize("case", ROUND_TRIPS, ids=str)
+def test_what_was_saved_is_put_back_and_goes_on_bit_for_bit(case, models):
+    saved, other = make(models, case), make(models, case)
+    go_on(saved, range(2))
+    go_on(other, [7])  # what is overwritten was not all zero
+    tensors = {name: tensor.detach().clone() for name, tensor in saved.tensors().items()}
+    facts = json.loads(json.dumps(saved.facts()))
+    other.put_back(tensors, facts)
+    assert_same_state(saved, other)
+    for step in (2, 3):
+        go_on(saved, [step])
+        go_on(other, [step])
+        assert_same_state(saved, other)
+    moved = [name for name, tensor in saved.tensors().items() if not torch.equal(tensor, tensors[name])]
+    assert len(moved) > 10  # and what was saved is not written to
+
+
+def test_the_scaler_is_among_the_facts_and_its_count_goes_on(models):
+    saved, other = (make(models, Case("fastclip-v3", precision="float16")) for _ in range(2))
+    go_on(saved, range(2))
+    assert saved.facts()["scaler"]["scale"] == 1024
+    other.put_back(dict(saved.tensors()), json.loads(json.dumps(saved.facts())))
+    go_on(other, [2])  # the third step in a row without an overflow
+    assert other.facts()["scaler"]["scale"] == 2048
+
+
+def test_tensors_are_named_after_their_place_and_are_no_copies(models):
+    learner = build(models, Case("fastclip-v2", precision="float32"))
+    tensors = learner.tensors()
+    weight = learner.towers.clip.visual.conv1.weight
+    assert tensors["model.clip.visual.conv1.weight"].data_ptr() == weight.data_ptr()
+    moment = learner.stepper.optimizer.state[weight]["exp_avg"]
+    assert tensors["optimizer.model.clip.visual.conv1.weight.exp_avg"] is moment
+    column = learner.loss.sample_state.columns["tau"]
+    assert tensors["loss.tau"].data_ptr() == column.data_ptr()
+    assert tensors["loss.tau"].shape == (N, 2)
+
+
+@pytest.mark.parametrize(("name", "own"), [("fastclip-v3", True), ("mbcl", True), ("openclip", False)])
+def test_a_temperature_is_saved_once_with_its_moments(name, own, models):
+    tensors = build(models, Case(name, precision="float32")).tensors()
+    trained = "loss.log_scale" if own else "model.clip.logit_scale"
+    assert f"optimizer.{trained}.exp_avg" in tensors
+    scales = [key for key in tensors if key.startswith("optimizer.") and key.endswith("_scale.exp_avg")]
+    assert scales == [f"optimizer.{trained}.exp_avg"]
+    assert ("loss.log_scale" in tensors) == own
+
+
+def test_the_state_of_another_optimizer_is_refused(models):
+    saved = build(models, Case("fastclip-v3", optimizer="lion", precision="float32"))
+    other = build(models, Case("fastclip-v3", optimizer="adamw", precision="float32"))
+    with pytest.raises(ValueError, match=r"missing .*exp_avg_sq"):
+        other.put_back(dict(saved.tensors()), saved.facts())
+
+
+# The temperature as one number
+
+
+@pytest.mark.parametrize("name", ["fastclip-v1", "fastclip-v3", "mbcl"])
+@pytest.mark.parametrize(("log_scale", "tau"), [(3.0, exp(-3.0)), (log(1e4), 0.01), (-0.5, 1.0)])
+def test_a_global_temperature_is_told_within_its_limits(name, log_scale, tau, models):
+    learner = build(models, Case(name, precision="float64"))
+    nn.init.constant_(learner.loss.log_scale, log_scale)
+    assert learner.tau() == pytest.approx(tau, rel=1e-12)
+
+
+def test_individual_temperatures_are_told_as_their_mean(models):
+    learner = build(models, Case("fastclip-v2", precision="float64"))
+    assert learner.tau() == pytest.approx(0.03, rel=1e-12)
+    column = learner.loss.sample_state.columns["tau"]
+    column[:N] = torch.linspace(0.02, 0.04, 2 * N, dtype=torch.float64).reshape(N, 2)
+    column[N:] = 7.0  # the spare row belongs to nobody
+    assert learner.tau() == pytest.approx(0.03, rel=1e-12)
+    column[0] += 0.01 * N
+    assert learner.tau() == pytest.approx(0.04, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["openclip", "siglip"])
+def test_a_peer_has_its_temperature_in_the_model(name, models):
+    assert build(models, Case(name)).tau() is None

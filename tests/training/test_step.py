@@ -1,0 +1,659 @@
+"""A step is exact: cut into micro-batches, spread over workers, with dropout, skipped, in any precision."""
+
+import json
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from open_clip.loss import ClipLoss, SigLipLoss
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastclip.data.order import seed_of
+from fastclip.model import build_model
+from fastclip.training.build import build_learner, build_towers
+from fastclip.training.config import BatchConfig, LossOptions, ModelConfig, OptimOptions, TrainConfig
+from fastclip.training.launch import World
+from fastclip.training.resolve import resolve
+from fastclip.training.step import PeerLoss, compile_towers
+from tests.workers import run_workers
+
+pytestmark = pytest.mark.timeout(300)  # the first test of several workers pays for their start
+
+N, B, STEPS, SEED = 41, 16, 3, 5
+LR, DECAY, BETAS, EPS = 1e-2, 0.1, (0.9, 0.98), 1e-6
+ALONE = World(0, 1, 0, torch.device("cpu"), None)
+VISION = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 4, "image_size": 16}
+TEXT = {"context_length": 8, "vocab_size": 64, "width": 16, "heads": 2, "layers": 1}
+PEERS = ["openclip", "siglip"]
+ALGORITHMS = ["fastclip-v1", "fastclip-v2", "fastclip-v3", "mbcl", *PEERS]
+
+
+class Case(NamedTuple):
+    """What is trained, and how."""
+
+    algorithm: str
+    micro: int | None = None
+    model: str = "plain"
+    freeze: str = "none"
+    optimizer: str = "adamw"
+    precision: str = "float64"
+
+    def __str__(self):
+        return "-".join(str(value) for value in self)
+
+
+# What two workers do in one start of the processes; each has 8 of the 16 pairs
+PLAIN = [Case(algorithm, micro) for algorithm in ALGORITHMS for micro in (None, 2, 3)]  # 3 leaves 2 over
+DROPOUT = [Case(name, 2, "dropout") for name in ("fastclip-v1", "fastclip-v2", "fastclip-v3", "openclip")]
+DROPOUT.append(Case("fastclip-v3", None, "dropout"))
+FROZEN = [
+    Case(name, micro, freeze=side)
+    for name, side in (("fastclip-v3", "image"), ("fastclip-v2", "text"), ("openclip", "image"))
+    for micro in (None, 3)
+]
+POISONED = [
+    (Case(name, micro, optimizer=optimizer, precision="float32"), at)
+    for name, micro, optimizer, at in (
+        ("fastclip-v2", None, "adamw", 1),
+        ("fastclip-v2", 3, "lion", 1),
+        ("fastclip-v3", None, "lion", 1),
+        ("fastclip-v3", 2, "adamw", 1),
+        ("fastclip-v3", None, "adamw", 0),  # before anything was ever learnt
+        ("openclip", None, "adamw", 1),
+        ("openclip", 2, "lion", 1),
+        ("siglip", 3, "adamw", 1),
+    )
+]
+OF_FOUR = [Case(name) for name in ("fastclip-v2", "fastclip-v3", *PEERS)] + [Case("fastclip-v3", 3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Models this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+def write_models(folder):
+    """open_clip configs by name: without dropout, and with."""
+    visions = {"plain": VISION, "dropout": VISION | {"patch_dropout": 0.5}}
+    for name, vision in visions.items():
+        config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": TEXT}
+        (folder / f"step-{name}.json").write_text(json.dumps(config))
+    return {name: str(folder / f"step-{name}.json") for name in visions}
+
+
+def build(models, case, world=ALONE):
+    """A learner as a run builds it; γ < 1, so that what the state remembers counts."""
+    remembers = case.algorithm not in ("mbcl", *PEERS)
+    loss = {"gamma_schedule": "constant", "gamma": 0.6} if remembers else {}
+    if case.algorithm in ("fastclip-v3", "mbcl"):
+        loss["tau_lr"] = 1e-2
+    eps = {"eps": EPS} if case.optimizer in ("adamw", "lamb") else {}
+    rate = {"lr": 1e-3} if case.optimizer == "lion" else {"lr": LR}
+    betas = {} if case.optimizer == "sgd" else {"betas": BETAS}
+    config = resolve(
+        TrainConfig(
+            algorithm=case.algorithm,
+            optimizer=case.optimizer,
+            precision=case.precision,
+            seed=SEED,
+            model=ModelConfig(models[case.model], freeze=case.freeze),
+            batch=BatchConfig(B, case.micro),
+            loss=LossOptions(**loss),
+            optim=OptimOptions(weight_decay=DECAY, **rate, **betas, **eps),
+        )
+    )
+    towers = build_towers(config, world)
+    if case.model == "dropout":  # open_clip's texts have none of their own
+        for block in towers.clip.transformer.resblocks:
+            block.attn.dropout = 0.2
+    return build_learner(config, towers, N, world)
+
+
+def batch(step, world=ALONE):
+    """This worker's part of a global batch; one id comes twice, at its first and at its last place."""
+    draw = torch.Generator().manual_seed(step)
+    images = torch.randn(B, 3, 16, 16, generator=draw)
+    tokens = torch.randint(1, 63, (B, 8), generator=draw)
+    tokens[:, -1] = 63  # the highest ends a caption
+    index = torch.randperm(N, generator=draw)[:B]
+    index[-1] = index[0]
+    b = B // world.size
+    rows = slice(world.rank * b, (world.rank + 1) * b)
+    return images[rows].clone(), tokens[rows], index[rows].clone()
+
+
+def train(learner, world=ALONE, steps=range(STEPS)):
+    for step in steps:
+        result = learner.step(step, *batch(step, world))
+    return everything(learner) | {f"stats.{name}": value for name, value in told(learner, result.stats)}
+
+
+def train_in_one_graph(learner, parts):
+    """The definition: `parts` of the global batch encoded in one graph, the loss of them all, one update.
+
+    A part is (worker, number of the micro-batch, rows), from which its randomness comes.
+    """
+    optimizer = learner.stepper.optimizer
+    for step in range(STEPS):
+        images, tokens, index = batch(step)
+        encoded = []
+        for rank, number, rows in parts:
+            torch.manual_seed(seed_of(SEED, step, rank, number))
+            encoded.append(learner.towers(images[rows], tokens[rows]))
+        image_Bd, text_Bd = (torch.cat(side) for side in zip(*encoded, strict=True))
+        out = learner.loss(image_Bd, text_Bd, index)
+        optimizer.zero_grad()
+        out.value.backward()
+        update = learner.stepper.step(out.value.detach())
+    stats = out.stats | {"grad_norm": update.grad_norm}
+    return everything(learner) | {f"stats.{name}": value for name, value in told(learner, stats)}
+
+
+def parts(workers, micro):
+    """The global batch as `workers` would cut it."""
+    b = B // workers
+    micro = micro or b
+    return [
+        (rank, number, slice(rank * b + start, rank * b + min(start + micro, b)))
+        for rank in range(workers)
+        for number, start in enumerate(range(0, b, micro))
+    ]
+
+
+def everything(learner):
+    """Copies of all tensors that a checkpoint would hold, whole, and of the gradients."""
+    found = dict(learner.tensors())
+    named = {f"model.{name}": p for name, p in learner.towers.named_parameters()}
+    if not isinstance(learner.loss, PeerLoss):
+        named |= {f"loss.{name}": p for name, p in learner.loss.named_parameters()}
+    found |= {f"gradient.{name}": p.grad for name, p in named.items() if p.grad is not None}
+    whole = {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in found.items()}
+    return {name: tensor.detach().clone() for name, tensor in whole.items()}
+
+
+def told(learner, stats):
+    """Statistics that are of the global batch; a peer's loss is its worker's own."""
+    return [
+        (k, v.detach()) for k, v in stats.items() if k != "loss" or not isinstance(learner.loss, PeerLoss)
+    ]
+
+
+def assert_equal_to_1e10(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert tensor.dtype == found[name].dtype
+        torch.testing.assert_close(
+            found[name], tensor, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+def changed(before, after, prefix=""):
+    return [n for n in before if n.startswith(prefix) and not torch.equal(before[n], after[n])]
+
+
+@pytest.fixture(scope="module")
+def in_one_graph(models):
+    """What the definition gives, computed once for each way to cut the batch."""
+    known = {}
+
+    def result(case, workers=1):
+        # without dropout it does not matter how the batch is cut
+        cut = parts(workers, case.micro) if case.model == "dropout" else parts(1, None)
+        key = (case._replace(micro=None), str(cut))
+        if key not in known:
+            known[key] = train_in_one_graph(build(models, case), cut)
+        return known[key]
+
+    return result
+
+
+@pytest.fixture(scope="module")
+def two_workers(models):
+    return run_workers(_two_workers, 2, models, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def four_workers(models):
+    return run_workers(_four_workers, 4, models, timeout=240)
+
+
+def _two_workers(rank, size, models):
+    world = World(rank, size, rank, torch.device("cpu"), None)
+    return {
+        "trained": {case: train(build(models, case, world), world) for case in PLAIN + DROPOUT + FROZEN},
+        "poisoned": {(case, at): _poisoned(build(models, case, world), at, world) for case, at in POISONED},
+        "reductions": {micro: _reductions(build(models, Case("fastclip-v3", micro), world), world)
+                       for micro in (None, 2)},
+    }  # fmt: skip
+
+
+def _four_workers(rank, size, models):
+    world = World(rank, size, rank, torch.device("cpu"), None)
+    return {case: train(build(models, case, world), world) for case in OF_FOUR}
+
+
+# Exact accumulation, at any world size
+
+
+@pytest.mark.parametrize(
+    "case", [Case(name, micro) for name in ALGORITHMS for micro in (None, 4, 6)], ids=str
+)
+def test_micro_batches_give_the_update_of_the_whole_batch(case, models, in_one_graph):
+    learner = build(models, case)
+    start = everything(learner)
+    found = train(learner)
+    assert_equal_to_1e10(found, in_one_graph(case))
+    assert max((found[name] - start[name]).abs().max() for name in changed(start, found, "model.")) > 0.01
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_two_workers_give_the_update_of_one_whole_and_in_micro_batches(case, two_workers, in_one_graph):
+    first, second = (worker["trained"][case] for worker in two_workers)
+    assert_equal_to_1e10(first, in_one_graph(case))
+    assert_same_bits(first, second)
+
+
+@pytest.mark.parametrize("case", OF_FOUR, ids=str)
+def test_four_workers_give_the_update_of_one(case, four_workers, in_one_graph):
+    assert_equal_to_1e10(four_workers[0][case], in_one_graph(case))
+    for other in four_workers[1:]:
+        assert_same_bits(four_workers[0][case], other[case])
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+def test_the_state_is_written_once_a_step(micro, models, two_workers):
+    visits = torch.zeros(N, 1, dtype=torch.float64)
+    for step in range(STEPS):
+        visits[batch(step)[2].unique()] += 1
+    assert visits.max() > 1
+    alone = train(build(models, Case("fastclip-v2", micro)))
+    assert torch.equal(alone["loss.tau_visits"], visits)
+    assert torch.equal(two_workers[1]["trained"][Case("fastclip-v2", micro)]["loss.tau_visits"], visits)
+    assert torch.equal(alone["loss.log_u"].isfinite(), (visits > 0).expand(N, 2))
+
+
+def test_micro_batches_are_reduced_over_workers_once_a_step(two_workers):
+    counts = two_workers[0]["reductions"]
+    assert counts[2] == counts[None] > 0
+
+
+def _reductions(learner, world):
+    """How often DDP sends gradients in three steps."""
+    sent = []
+
+    def counting(group, bucket):
+        sent.append(bucket.index())
+        return allreduce_hook(group, bucket)
+
+    learner.step.towers.register_comm_hook(None, counting)
+    train(learner, world)
+    return len(sent)
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("name", ["fastclip-v1", "fastclip-v2", "fastclip-v3", "openclip"])
+@pytest.mark.parametrize("micro", [4, 6, None])
+def test_with_dropout_micro_batches_are_as_if_encoded_in_one_graph(name, micro, models, in_one_graph):
+    case = Case(name, micro, "dropout")
+    assert_equal_to_1e10(train(build(models, case)), in_one_graph(case))
+
+
+@pytest.mark.parametrize("case", DROPOUT, ids=str)
+def test_with_dropout_two_workers_are_as_if_all_were_encoded_in_one_graph(case, two_workers, in_one_graph):
+    first, second = (worker["trained"][case] for worker in two_workers)
+    assert_equal_to_1e10(first, in_one_graph(case, workers=2))
+    assert_same_bits(first, second)
+
+
+def test_both_passes_see_the_same_dropout_and_no_two_micro_batches_do(models, monkeypatch):
+    def features_of_both_passes():
+        learner, seen = build(models, Case("fastclip-v3", 4, "dropout")), []
+        learner.towers.register_forward_hook(lambda module, inputs, out: seen.append(out))
+        images, tokens, index = batch(0)
+        # the same four pairs four times: only dropout tells them apart
+        learner.step(0, images[:4].repeat(4, 1, 1, 1), tokens[:4].repeat(4, 1), index)
+        assert [out[0].requires_grad for out in seen] == [False] * 4 + [True] * 4
+        return seen[:4], seen[4:]
+
+    first, second = features_of_both_passes()
+    for side in (0, 1):  # images, texts
+        assert all(torch.equal(a[side], b[side]) for a, b in zip(first, second, strict=True))
+        assert not any(torch.equal(first[0][side], other[side]) for other in first[1:])
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
+    first, second = features_of_both_passes()
+    assert not any(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+
+
+# open_clip's own losses
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("micro", [None, 2])
+def test_a_peer_trains_as_open_clips_loss_on_the_global_batch(name, micro, models, two_workers):
+    expected = _trained_by_hand(models, name)
+    found = two_workers[0]["trained"][Case(name, micro)]
+    assert_equal_to_1e10({key: found[key] for key in expected}, expected)
+    alone = train(build(models, Case(name, micro)))
+    assert_equal_to_1e10({key: alone[key] for key in expected}, expected)
+    for scalar in ["logit_scale", "logit_bias"][: 1 + (name == "siglip")]:
+        assert found[f"gradient.model.clip.{scalar}"].abs() > 1e-4
+
+
+def _trained_by_hand(models, name):
+    towers = build_model(
+        models["plain"],
+        device="cpu",
+        dtype=torch.float64,
+        seed=SEED,
+        logit_bias=name == "siglip",
+        tau=0.07 if name == "openclip" else None,
+    )
+    loss, clip = ClipLoss() if name == "openclip" else SigLipLoss(), towers.clip
+    if name == "siglip":
+        torch.testing.assert_close(clip.logit_scale.exp().item(), 10.0)
+        assert clip.logit_bias.item() == -10.0
+    groups = [{"params": [p for p in towers.parameters() if p.ndim >= 2], "weight_decay": DECAY},
+              {"params": [p for p in towers.parameters() if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    for step in range(STEPS):
+        images, tokens, _ = batch(step)
+        bias = {} if clip.logit_bias is None else {"logit_bias": clip.logit_bias}
+        optimizer.zero_grad()
+        loss(*towers(images, tokens), logit_scale=clip.logit_scale.exp(), **bias).backward()
+        optimizer.step()
+    weights = {f"model.{key}": tensor for key, tensor in towers.state_dict().items()}
+    gradients = {f"gradient.model.{key}": p.grad for key, p in towers.named_parameters()}
+    return {key: tensor.detach() for key, tensor in (weights | gradients).items()}
+
+
+def test_siglip_starts_where_its_paper_does(models):
+    clip = build(models, Case("siglip")).towers.clip
+    torch.testing.assert_close(clip.logit_scale.exp().item(), 10.0)
+    assert clip.logit_bias.item() == -10.0
+    assert build(models, Case("openclip")).towers.clip.logit_bias is None
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peers_scale_is_limited_to_100(name, models):
+    learner = build(models, Case(name))
+    nn.init.constant_(learner.towers.clip.logit_scale, 6.0)
+    result = learner.step(0, *batch(0))
+    torch.testing.assert_close(result.stats["tau"].item(), 0.01)
+    assert learner.towers.clip.logit_scale < 4.7  # log 100 and one step of the optimizer
+
+
+# Steps that are skipped
+
+
+@pytest.mark.parametrize(("case", "at"), POISONED, ids=lambda value: str(value))
+def test_a_nan_on_one_worker_changes_nothing_on_any_and_the_next_step_works(case, at, two_workers):
+    for worker in two_workers:
+        found = worker["poisoned"][case, at]
+        assert found["changed"] == []
+        assert found["finite"] == [False, True]
+        assert found["visited"][0] == found["visited"][1]
+        assert len(found["moved"]) > 10
+    first, second = (worker["poisoned"][case, at]["end"] for worker in two_workers)
+    assert_same_bits(first, second)
+    assert all(not tensor.isnan().any() for tensor in first.values())
+
+
+def _poisoned(learner, at, world):
+    """Steps before `at`, then one with a NaN in the last worker's images, then one more."""
+    state = getattr(learner.loss, "sample_state", None)
+
+    def count():
+        return 0 if state is None else int(state.visited)
+
+    for step in range(at):
+        learner.step(step, *batch(step, world))
+    before, visited = everything(learner), [count()]
+    images, tokens, index = batch(at, world)
+    if world.rank == world.size - 1:
+        images[-1, 0, 0, 0] = torch.nan
+    skipped = learner.step(at, images, tokens, index)
+    between = everything(learner)
+    visited.append(count())
+    following = learner.step(at + 1, *batch(at + 1, world))
+    end = everything(learner)
+    kept = {name for name in before if not name.startswith("gradient.")}
+    return {
+        "finite": [bool(skipped.finite), bool(following.finite)],
+        "changed": [name for name in changed(before, between) if name in kept],
+        "visited": visited,
+        "moved": changed(between, end, "model."),
+        "end": end,
+    }
+
+
+# Precisions
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("micro", [None, 4])
+@pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", "openclip"])
+def test_towers_compute_in_low_precision_and_learn(precision, micro, name, models):
+    learner, seen = build(models, Case(name, micro, precision=precision)), set()
+    learner.towers.clip.visual.transformer.resblocks[0].mlp.c_fc.register_forward_hook(
+        lambda module, inputs, out: seen.add(out.dtype)
+    )
+    before = everything(learner)
+    assert all(learner.step(step, *batch(step)).finite for step in range(STEPS))
+    assert seen == {getattr(torch, precision)}
+    after = everything(learner)
+    trained = {f"model.{key}" for key, p in learner.towers.named_parameters() if p.requires_grad}
+    assert trained <= set(changed(before, after))
+    assert {t.dtype for key, t in after.items() if t.is_floating_point()} == {torch.float32}
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_micro_batches_have_the_gradients_of_the_whole_batch_in_low_precision_too(precision, models):
+    whole, cut = (
+        train(build(models, Case("fastclip-v3", micro, precision=precision)), steps=[0])
+        for micro in (None, 4)
+    )
+    names = [name for name in whole if name.startswith("gradient.")]
+    assert names == [name for name in cut if name.startswith("gradient.")]
+    largest = max(whole[name].abs().max() for name in names)
+    for name in names:  # bfloat16 has 8 bits
+        assert (whole[name] - cut[name]).abs().max() < 0.02 * largest, name
+
+
+@pytest.mark.parametrize("micro", [None, 4])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_an_overflow_of_float16_is_skipped_and_undone_and_the_scale_backs_off(micro, optimizer, models):
+    learner = build(models, Case("fastclip-v2", micro, optimizer=optimizer, precision="float16"))
+    learner.step(0, *batch(0))
+    before, visited = everything(learner), int(learner.loss.sample_state.visited)
+    learner.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, backoff_factor=2.0**-32)
+    result = learner.step(1, *batch(1))
+    assert result.stats["loss"].isfinite()  # so that the state was written before the overflow showed
+    assert not result.finite
+    kept = {name: tensor for name, tensor in before.items() if not name.startswith("gradient.")}
+    assert changed(kept, everything(learner)) == []
+    assert int(learner.loss.sample_state.visited) == visited
+    assert learner.stepper.scaler.get_scale() == 256
+    assert learner.step(1, *batch(1)).finite
+    assert changed(kept, everything(learner), "loss.log_u")
+
+
+# Frozen towers
+
+
+def assert_frozen(models, found, case):
+    start = everything(build(models, case))
+    frozen = "model.clip.visual." if case.freeze == "image" else "model.clip.t"  # transformer, token_, text_
+    assert not changed(start, found, frozen)
+    assert not any(name.startswith(f"gradient.{frozen}") for name in found)
+    assert changed(start, found, "model.clip.t" if case.freeze == "image" else "model.clip.visual.")
+
+
+@pytest.mark.parametrize("case", FROZEN, ids=str)
+def test_a_frozen_tower_keeps_every_bit_and_the_other_learns_as_in_one_graph(case, models, in_one_graph):
+    found = train(build(models, case))
+    assert_equal_to_1e10(found, in_one_graph(case))
+    assert_frozen(models, found, case)
+
+
+@pytest.mark.parametrize("case", FROZEN, ids=str)
+def test_a_frozen_tower_keeps_every_bit_on_two_workers(case, models, two_workers, in_one_graph):
+    found = two_workers[0]["trained"][case]
+    assert_equal_to_1e10(found, in_one_graph(case))
+    assert_frozen(models, found, case)
+
+
+# What happens when
+
+
+def _events(learner, monkeypatch):
+    """The order of a step's parts."""
+    events, loss, clip = [], learner.loss, learner.towers.clip
+
+    def spy(name, original):
+        def spied(*given):
+            events.append(name)
+            return original(*given)
+
+        monkeypatch.setattr(loss, name, spied)
+
+    for name in ("prefetch", "gather_early", "_send"):
+        spy(name, getattr(loss, name))
+    clip.visual.register_forward_hook(lambda *_: events.append("images"))
+    clip.transformer.register_forward_hook(lambda *_: events.append("texts"))
+    loss.register_forward_pre_hook(lambda *_: events.append("loss"))
+    learner.step(0, *batch(0))
+    return events
+
+
+def test_state_is_fetched_before_the_towers_run_and_images_travel_while_texts_are_encoded(
+    models, monkeypatch
+):
+    events = _events(build(models, Case("fastclip-v3")), monkeypatch)
+    # `_send` starts a gather: of the images early, and not again in the loss, which sends texts alone
+    assert events == ["prefetch", "images", "gather_early", "_send", "texts", "loss", "_send"]
+
+
+def test_micro_batches_are_all_encoded_before_the_one_loss_and_again_after_it(models, monkeypatch):
+    events = _events(build(models, Case("fastclip-v3", 8)), monkeypatch)
+    encoded = ["images", "texts"] * 2
+    assert events == ["prefetch", *encoded, "loss", "_send", "_send", *encoded]
+
+
+# The host does not wait for the device
+
+
+class _NoReads(TorchDispatchMode):
+    """Refuses what brings a value from the device to the host, or a shape that depends on values."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
+            raise AssertionError(f"the host read from the device: {func}")
+        return func(*args, **(kwargs or {}))
+
+
+def _step_without_reads(learner, monkeypatch):
+    learner.step(0, *batch(0))  # the checks of the first step may wait
+    if hasattr(learner.loss, "_checks"):  # ids on the host are looked at there
+        monkeypatch.setattr(learner.loss._checks, "index", lambda index: index)
+    for name in ("tolist", "numpy", "item", "__bool__", "__float__", "__int__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, partial(_refuse, name))
+    given = batch(1)
+    with _NoReads():
+        return learner.step(1, *given)
+
+
+def _refuse(name, *_):
+    raise AssertionError(f"the host read from the device: {name}")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("micro", [None, 4])
+@pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", "mbcl", *PEERS])
+def test_a_step_reads_nothing_from_the_device(name, micro, optimizer, models, monkeypatch):
+    learner = build(models, Case(name, micro, optimizer=optimizer, precision="float32"))
+    before = everything(learner)
+    with monkeypatch.context() as patch:
+        result = _step_without_reads(learner, patch)
+    assert result.finite
+    assert changed(before, everything(learner), "model.")
+
+
+def test_lion_is_known_to_wait(models, monkeypatch):
+    learner = build(models, Case("fastclip-v3", optimizer="lion", precision="float32"))
+    with monkeypatch.context() as patch, pytest.raises(AssertionError, match="read from the device"):
+        _step_without_reads(learner, patch)
+
+
+@pytest.mark.parametrize("micro", [None, 4])
+@pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", *PEERS])
+def test_a_step_on_a_gpu_never_waits_for_the_host(name, micro, models, monkeypatch):
+    """Fake CUDA tensors raise on a read and on mixed devices. Backward needs a real GPU: it is left out."""
+    towers = build(models, Case(name, micro, "dropout", precision="float32")).towers
+    config = resolve(TrainConfig(algorithm=name, seed=SEED, batch=BatchConfig(B, micro)))
+    with FakeTensorMode():
+        _make_fake(towers)
+        learner = build_learner(config, towers, N, World(0, 1, 0, torch.device("cuda"), None))
+        if hasattr(learner.loss, "_checks"):  # the first step may wait
+            learner.loss._checks.first_step_done, learner.loss._checks.local_batch = True, {True: B}
+        trained = [p for p in {*towers.parameters(), *learner.loss.parameters()} if p.requires_grad]
+
+        def backward(*_):
+            for parameter in trained:
+                parameter.grad = torch.empty_like(parameter)
+
+        monkeypatch.setattr(torch.Tensor, "backward", backward)
+        monkeypatch.setattr(torch.autograd, "backward", backward)
+        monkeypatch.setattr(torch.autograd, "grad", lambda out, wanted: [torch.empty_like(t) for t in wanted])
+        given = [torch.empty_like(tensor, device="cuda") for tensor in batch(0)]
+        result = learner.step(0, *given)
+        assert {tensor.device.type for tensor in (result.finite, *result.stats.values())} == {"cuda"}
+
+
+def _make_fake(towers):
+    for module in towers.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            fake = torch.empty(parameter.shape, dtype=parameter.dtype, device="cuda")
+            setattr(module, name, nn.Parameter(fake, parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cuda"))
+
+
+# torch.compile
+
+
+def test_compiled_towers_keep_the_names_of_their_weights_and_give_the_same_update(models, monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    case = Case("fastclip-v3")
+    expected = train(build(models, case), steps=[0])
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))  # quicker than inductor
+    learner = build(models, case)
+    names = list(learner.towers.state_dict())
+    compile_towers(learner.towers)
+    assert list(learner.towers.state_dict()) == names
+    assert_equal_to_1e10(train(learner, steps=[0]), expected)
+    assert len(graphs) >= 2  # both towers
