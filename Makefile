@@ -18,7 +18,7 @@ setup: .venv/ready
 	@touch $@
 
 test: setup
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)

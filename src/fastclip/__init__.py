@@ -1,6 +1,7 @@
 """fastclip: CLIP training with global contrastive losses, for people with few GPUs.
 
-`from fastclip import GlobalContrastiveLoss` is all that a training loop of one's own needs.
+`from fastclip import GlobalContrastiveLoss` is all that a training loop of one's own needs;
+`fastclip.load("runs/mine")` is a trained model to use.
 """
 
 from __future__ import annotations
@@ -8,17 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["ALGORITHMS", "Algorithm", "GlobalContrastiveLoss", "LossOutput"]
+__all__ = ["ALGORITHMS", "Algorithm", "GlobalContrastiveLoss", "LossOutput", "Model", "load"]
 
 if TYPE_CHECKING:
+    from fastclip.loading import Model, load
     from fastclip.objective.algorithms import ALGORITHMS, Algorithm
     from fastclip.objective.loss import GlobalContrastiveLoss, LossOutput
 
 _HOME = {
-    "ALGORITHMS": "algorithms",
-    "Algorithm": "algorithms",
-    "GlobalContrastiveLoss": "loss",
-    "LossOutput": "loss",
+    "ALGORITHMS": "fastclip.objective.algorithms",
+    "Algorithm": "fastclip.objective.algorithms",
+    "GlobalContrastiveLoss": "fastclip.objective.loss",
+    "LossOutput": "fastclip.objective.loss",
+    "Model": "fastclip.loading",
+    "load": "fastclip.loading",
 }
 
 
@@ -28,4 +32,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'fastclip' has no attribute {name!r}; it offers {', '.join(__all__)}")
     from importlib import import_module
 
-    return getattr(import_module(f"fastclip.objective.{_HOME[name]}"), name)
+    return getattr(import_module(_HOME[name]), name)

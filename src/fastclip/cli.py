@@ -8,14 +8,21 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import getdoc
+from itertools import islice
+from shutil import get_terminal_size
+from textwrap import fill
 
 from fastclip import __version__
 
 VERBS = {
     "train": ("fastclip.training.commands", "train", "train a model from a recipe, or go on with a run"),
     "export": ("fastclip.training.commands", "export", "write a run's model as a folder for open_clip"),
+    "eval": ("fastclip.evaluation.commands", "evaluate", "score a model on tasks it was not trained for"),
+    "search": ("fastclip.evaluation.commands", "search", "find pictures by words, or by a picture"),
     "data get": (
         "fastclip.data.commands",
         "get",
@@ -29,6 +36,7 @@ VERBS = {
     "data check": ("fastclip.data.commands", "check", "a doctor's page of a collection, before a long run"),
 }
 MANY_PATHS = ("data index", "data check")
+POSITIONS = {"eval": ("model",), "search": ("model", "images", "text")}  # words without a name, in order
 OWN_OPTIONS = ("train",)  # these read their words themselves
 
 
@@ -50,9 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         if verb in OWN_OPTIONS:
             run(rest)
             return 0
-        from jsonargparse import auto_cli
-
-        auto_cli(run, args=_joined_paths(rest) if verb in MANY_PATHS else rest, prog=f"fastclip {verb}")
+        rest = _joined_paths(rest) if verb in MANY_PATHS else _named(rest, POSITIONS.get(verb, ()))
+        _run_with_options(verb, run, rest)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
@@ -62,12 +69,65 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _run_with_options(verb: str, run: Callable, words: list[str]) -> None:
+    from argparse import RawDescriptionHelpFormatter
+
+    from jsonargparse import DefaultHelpFormatter, auto_cli
+
+    class Formatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+        """Examples stay as they are."""
+
+    names = POSITIONS.get(verb, ())
+    usage = (
+        f"fastclip {verb} {' '.join(name.upper() for name in names)} [--option value …]" if names else None
+    )
+    auto_cli(
+        run,
+        args=words,
+        prog=f"fastclip {verb}",
+        usage=usage,
+        description=_description(run),
+        formatter_class=Formatter,
+        as_positional=not names,
+    )
+
+
+def _description(run: Callable) -> str:
+    """A verb's docstring without its options, as wide as the terminal; what is indented stays as it is."""
+    width = min(110, get_terminal_size().columns) - 2
+    paragraphs = (getdoc(run) or "").split("\nArgs:")[0].rstrip().split("\n\n")
+    return "\n\n".join(
+        part if part.startswith(" ") else fill(part, width, break_on_hyphens=False) for part in paragraphs
+    )
+
+
 def _joined_paths(words: list[str]) -> list[str]:
-    """Several paths, as a shell makes of *.tar, become one list; a bare --json means true."""
-    first_option = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    paths, options = words[:first_option], words[first_option:]
+    """Several paths, as a shell makes of *.tar, become one list."""
+    paths, options = _split(words)
     joined = [json.dumps(paths)] if len(paths) > 1 else paths
-    return joined + ["--json=true" if word == "--json" else word for word in options]
+    return joined + options
+
+
+def _named(words: list[str], names: tuple[str, ...]) -> list[str]:
+    """The first words become options of these names; what is more stays, to be refused."""
+    plain, options = _split(words)
+    named = [f"--{name}={word}" for name, word in zip(names, plain, strict=False)]
+    return named + plain[len(names) :] + options
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Plain words, and options with their values; a bare --json or --list means true."""
+    plain, options, rest = [], [], iter(words)
+    for word in rest:
+        if word in ("--json", "--list"):
+            options.append(f"{word}=true")
+        elif word in ("-h", "--help", "--print_config") or (word.startswith("--") and "=" in word):
+            options.append(word)
+        elif word.startswith("--"):
+            options += [word, *islice(rest, 1)]
+        else:
+            plain.append(word)
+    return plain, options
 
 
 def _overview(words: list[str]) -> int:

@@ -245,6 +245,8 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"{path} is no open_clip model config: it needs embed_dim, vision_cfg and text_cfg; "
             f"see {OWN_MODELS.name}/vit-emoji.json in fastclip's folder for one."
         )
+    if (model_cfg["text_cfg"].get("tokenizer_kwargs") or {}).get("trust_remote_code"):
+        raise ValueError(f"{path} asks for trust_remote_code, to run code from elsewhere; take that out.")
     return config
 
 

@@ -66,7 +66,7 @@ def test_a_tokenizer_that_cannot_count_says_so(manifest):
 def test_the_contact_sheet_shows_good_and_bad_pairs(manifest, tmp_path):
     contact_sheet(manifest, tmp_path / "sheet.png")
     sheet = Image.open(tmp_path / "sheet.png")
-    assert sheet.size == (6 * 160, 4 * 206)
+    assert sheet.size == (6 * 160, 2 * 206)  # as many rows as it takes
     assert len(set(sheet.getdata())) > 1000
 
 

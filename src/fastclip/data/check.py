@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from fastclip.data.decode import Augment, decoder
 from fastclip.data.images import open_image, upright_rgb
 from fastclip.data.manifest import Manifest
 from fastclip.data.parallel import in_order
 from fastclip.data.readers import UNUSABLE
+from fastclip.data.sheet import draw_sheet
 from fastclip.objective.algorithms import ALGORITHMS
 
 _CHUNK = 512
@@ -183,31 +183,14 @@ def state_memory(n: int) -> dict[str, float]:
 
 def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int = 6, rows: int = 4) -> None:
     """A PNG of random pairs: what a person would look at first."""
-    cell, text = 160, 46
-    sheet = Image.new("RGB", (columns * cell, rows * (cell + text)), "white")
-    draw = ImageDraw.Draw(sheet)
     chosen = np.random.default_rng(seed).choice(
         len(manifest), min(len(manifest), columns * rows), replace=False
     )
-    for slot, sample in enumerate(np.sort(chosen).tolist()):
-        x, y = slot % columns * cell, slot // columns * (cell + text)
+    cells: list[tuple[Image.Image | None, str]] = []
+    for sample in np.sort(chosen).tolist():
         try:
             pair = manifest.read(sample)
-            image = upright_rgb(pair.image)
-            scale = (cell - 12) / max(image.size)
-            shown = image.resize(
-                [max(1, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC
-            )
-            sheet.paste(shown, (x + (cell - shown.width) // 2, y + (cell - shown.height) // 2))
-            caption = pair.caption
+            cells.append((upright_rgb(pair.image), pair.caption))
         except UNUSABLE as error:
-            caption = f"[{error}]"
-        for line, words in enumerate(_wrap(caption, 26)[:3]):
-            draw.text((x + 6, y + cell + 12 * line), words, fill="black")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    plain = text.encode("latin-1", errors="replace").decode("latin-1")
-    return textwrap.wrap(plain, width) or [""]
+            cells.append((None, f"[{error}]"))
+    draw_sheet(cells, path, columns)

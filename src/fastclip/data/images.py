@@ -40,7 +40,7 @@ def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile
         return image
 
 
-def turn_upright(image: ImageFile.ImageFile, orientation: int | None = None) -> Image.Image:
+def turn_upright(image: Image.Image, orientation: int | None = None) -> Image.Image:
     """Decode an opened image and turn it, by its own EXIF orientation or by the one given."""
     image.load()
     orientation = exif_orientation(image) if orientation is None else orientation

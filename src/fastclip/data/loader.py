@@ -43,6 +43,10 @@ class StalledReader(RuntimeError):
     """A reading process has brought nothing for too long."""
 
 
+class DeadReader(RuntimeError):
+    """A reading process has ended, killed perhaps."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """One worker's part of a step."""
@@ -115,16 +119,30 @@ class PairLoader:
         for step in range(self._start_step, self._start_step + len(self._loader)):
             try:
                 batch = next(batches)
-            except RuntimeError as error:
-                if "timed out" not in str(error):
-                    raise
-                where = self._pairs.progress(step - self._start_step)
-                raise StalledReader(
-                    f"No batch for {self._timeout:g} s: step {step} {where}. "
-                    "Look whether that storage answers, or wait longer with a larger data.timeout."
-                ) from None
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                if problem := self._problem_of_a_reader(error, step):
+                    raise problem from None
+                raise
             self.bad.add(batch.bad)
             yield batch
+
+    def _problem_of_a_reader(self, error: Exception, step: int) -> RuntimeError | None:
+        """What torch says of a reading process that stalls or is gone, in our words; None of other errors."""
+        text = str(error)
+        if not self._loader.num_workers or "in DataLoader worker process" in text:
+            return None  # an error of the data: read here, or sent by the process
+        if "DataLoader timed out" in text:
+            where = self._pairs.progress(step - self._start_step)
+            return StalledReader(
+                f"No batch for {self._timeout:g} s: step {step} {where}. "
+                "Look whether that storage answers, or wait longer with a larger data.timeout."
+            )
+        if "DataLoader worker (pid" in text or not isinstance(error, RuntimeError):
+            return DeadReader(
+                f"A process that reads data has died ({text.strip() or type(error).__name__}). "
+                "If the machine ran out of memory, try a smaller data.workers."
+            )
+        return None
 
     def finish(self, images: Tensor, device: torch.device) -> Tensor:
         """A batch's images on the device, as float32 with mean and deviation taken out."""

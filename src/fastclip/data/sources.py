@@ -153,37 +153,58 @@ def read_pairs(file: File, columns: tuple[str | None, str | None] = (None, None)
     return _read_csv(file, columns)
 
 
+class Member(NamedTuple):
+    """A file in a tar: the first dot of its base name ends the key, as in webdataset."""
+
+    key: str
+    extension: str
+    offset: int
+    size: int
+    plain: bool
+    """Not a link or a sparse file."""
+
+
+def tar_members(stream: BinaryIO) -> tuple[list[Member], str]:
+    """The files of a tar in one pass over its headers, and what is wrong with it; nothing if it is whole."""
+    members: list[Member] = []
+    end = 0
+    try:
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # or it would keep them all
+                if not member.isdir():
+                    plain = member.isreg() and not member.issparse()
+                    place = member.offset_data, member.size
+                    members.append(Member(*_split_key(member.name), *place, plain))
+            end = tar.offset
+    except tarfile.TarError:
+        pass  # told by what stands at the end
+    # A tar closes with a block of zeros; tarfile itself stops in silence at a header that it cannot read.
+    stream.seek(end)
+    whole = end and stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+    return members, "" if whole else "truncated or damaged tar"
+
+
 def _read_tar(file: File) -> Iterator[Pair | Problem]:
-    """One pass over the headers. A pair's members need not be neighbours; the image's place is the pair's."""
+    """A pair's members need not be neighbours; the image's place is the pair's."""
     images: dict[str, tuple[int, int]] = {}
     captions: dict[str, tuple[int, int]] = {}
     problems = []
     with open(local_copy(file.path, file.version), "rb") as stream:
-        size, end = os.fstat(stream.fileno()).st_size, 0
-        try:
-            with tarfile.open(fileobj=stream, mode="r:") as tar:
-                for member in tar:
-                    tar.members = []  # type: ignore[attr-defined]  # or it would keep them all
-                    key, extension = _split_key(member.name)
-                    kept = (
-                        images if extension in IMAGE_EXTENSIONS else captions if extension == "txt" else None
-                    )
-                    if kept is None or member.isdir():
-                        continue
-                    if not member.isreg() or member.issparse():
-                        problems.append(
-                            Problem(file.path, key, "a link or a sparse member, not a plain file")
-                        )
-                    elif key in kept:
-                        problems.append(
-                            Problem(file.path, key, f"duplicate key, second .{extension} left out")
-                        )
-                    else:
-                        kept[key] = (member.offset_data, member.size)
-                end = tar.offset
-        except tarfile.TarError:
-            pass  # told by what stands at the end
-        problems += _damage(file.path, stream, size, end, len(images))
+        size = os.fstat(stream.fileno()).st_size
+        members, damage = tar_members(stream)
+    for key, extension, offset, length, plain in members:
+        kept = images if extension in IMAGE_EXTENSIONS else captions if extension == "txt" else None
+        if kept is None:
+            continue
+        if not plain:
+            problems.append(Problem(file.path, key, "a link or a sparse member, not a plain file"))
+        elif key in kept:
+            problems.append(Problem(file.path, key, f"duplicate key, second .{extension} left out"))
+        else:
+            kept[key] = (offset, length)
+    if damage:
+        problems.append(_damaged(file.path, damage, size, members, len(images)))
     for key, image in images.items():
         caption = captions.pop(key, None)
         reason = _unusable(image, caption, size)
@@ -192,13 +213,11 @@ def _read_tar(file: File) -> Iterator[Pair | Problem]:
     yield from problems
 
 
-def _damage(path: str, stream: BinaryIO, size: int, end: int, images: int) -> list[Problem]:
-    """A tar closes with a block of zeros; tarfile itself stops in silence at a header that it cannot read."""
-    stream.seek(end)
-    if end and stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE):
-        return []
+def _damaged(path: str, damage: str, size: int, members: list[Member], images: int) -> Problem:
+    """How many pairs are lost is a guess from the size of those that are there."""
+    end = members[-1].offset + members[-1].size if members else 0
     lost = max(1, round((size - end) / (end / images))) if images and end else 1
-    return [Problem(path, "", f"truncated or damaged tar after {images:,} images", lost)]
+    return Problem(path, "", f"{damage} after {images:,} images", lost)
 
 
 def _unusable(image: tuple[int, int], caption: tuple[int, int] | None, file_size: int) -> str:

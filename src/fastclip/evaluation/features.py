@@ -1,19 +1,17 @@
-"""Features of every pair of a collection, encoded by all workers together, for whatever is measured on them.
+"""Features of images and texts, encoded by all workers together, for whatever is measured on them.
 
-Shapes: b images, m texts, d features. A caption of several lines is several texts of one image, as in
-CLIP_benchmark's retrieval collections. Workers encode consecutive parts, cut between batches: a batch holds
-the same pairs whatever the number of workers, and so gives the same features.
+Shapes: b images, m texts, d features. Workers encode consecutive parts, cut between batches: a batch holds
+the same images whatever the number of workers, and so gives the same features. Every worker gets all of them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
@@ -21,10 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fastclip.data.images import upright_rgb
-from fastclip.data.loader import BadSample, Tokenizer
-from fastclip.data.manifest import Manifest, Place
+from fastclip.data.loader import BadSample, Tokenizer, leave_group
+from fastclip.data.manifest import Manifest
 from fastclip.data.readers import UNUSABLE
-from fastclip.evaluation.retrieval import recalls
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +32,30 @@ class TwoTowers(Protocol):
     clip: Any
 
 
+class Pictures(Protocol):
+    """Images by number."""
+
+    def __len__(self) -> int: ...
+
+    def image(self, number: int) -> bytes:
+        """The bytes of its file."""
+
+    def where(self, number: int) -> str:
+        """The file that a person should look at when it is broken."""
+
+
+class ImageFeatures(NamedTuple):
+    """Unit-length features of the images that can be used, in their order."""
+
+    image_bd: Tensor
+    kept_b: Tensor
+    """The number of each row's image."""
+    bad: list[BadSample]
+    """Images that could not be used, over all workers."""
+
+
 class Features(NamedTuple):
-    """Unit-length features in the collection's order, without the pairs that cannot be used."""
+    """Unit-length features of a collection's pairs in its order, without those that cannot be used."""
 
     image_bd: Tensor
     text_md: Tensor
@@ -46,21 +65,8 @@ class Features(NamedTuple):
     """Pairs that were left out, over all workers; those that indexing left out are not among them."""
 
 
-def encode_pairs(
-    model: TwoTowers,
-    manifest: Manifest,
-    *,
-    transform: Callable[[Image.Image], Tensor],
-    tokenizer: Tokenizer,
-    device: torch.device | str,
-    batch_size: int = 256,
-    workers: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    autocast: torch.dtype | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Features:
-    """Features of a collection, the same on every worker; all `world_size` workers have to call it.
+class Encoder:
+    """Encodes with one model on one device; all `world_size` workers have to call it alike.
 
     The model is in evaluation mode meanwhile, and no random number is drawn.
 
@@ -72,135 +78,228 @@ def encode_pairs(
         workers: processes that decode; 0 decodes in this one. Results do not depend on it.
         rank, world_size: this worker's place in torch.distributed's default group; (0, 1) needs no group.
         autocast: the type that matrices are multiplied in; None is the model's own.
-        progress: told (done, total) of this worker's pairs.
     """
-    _check(batch_size, rank, world_size)
-    device = torch.device(device)
-    batches = _BatchDataset(manifest, transform, tokenizer, batch_size)
-    first, last = (len(batches) * part // world_size for part in (rank, rank + 1))
-    ends = [min(number * batch_size, len(manifest)) for number in range(first, last + 1)]
-    loader = DataLoader(
-        batches,
-        sampler=range(first, last),
-        batch_size=None,  # the data set makes whole batches
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # or it would draw from the process's own
-    )
-    dtype = next(model.clip.visual.parameters()).dtype
-    # Before it was mended (after torch 2.9), a caller's autocast kept what was cast here, without gradients.
-    casting = torch.autocast(device.type, autocast, enabled=autocast is not None, cache_enabled=False)
-    parts, bad = [], []
-    with _evaluating(model.clip), casting:
-        for end, batch in zip(ends[1:], loader, strict=True):
-            bad += batch.bad
-            if len(batch.images):
-                parts.append(_encode(model.clip, batch, device, dtype, batch_size))
-            if progress:
-                progress(end - ends[0], ends[-1] - ends[0])
-    _report(bad, ends[-1] - ends[0])
-    unusable = int(_gather(torch.tensor([len(bad)], device=device), world_size).sum())
-    if unusable == len(manifest):
-        raise ValueError(
-            f"None of the {unusable:,} pairs of {manifest.files[0]} can be used; look at it with "
-            "`fastclip data check`."
+
+    def __init__(
+        self,
+        model: TwoTowers,
+        *,
+        transform: Callable[[Image.Image], Tensor],
+        tokenizer: Tokenizer,
+        device: torch.device | str,
+        batch_size: int = 256,
+        workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        autocast: torch.dtype | None = None,
+    ):
+        _check(batch_size, rank, world_size)
+        self.clip, self.transform, self.tokenizer = model.clip, transform, tokenizer
+        self.device, self.batch_size, self.workers = torch.device(device), batch_size, workers
+        self.rank, self.world_size, self.autocast = rank, world_size, autocast
+        self.dtype = next(model.clip.visual.parameters()).dtype
+
+    def images(self, pictures: Pictures, progress: Callable[[int, int], None] | None = None) -> ImageFeatures:
+        """Features of all images but the broken ones, which are named; none at all is an error."""
+        first, last = self._part(-(-len(pictures) // self.batch_size))
+        ends = [min(number * self.batch_size, len(pictures)) for number in range(first, last + 1)]
+        loader = DataLoader(
+            _ImageBatches(pictures, self.transform, self.batch_size),
+            sampler=range(first, last),
+            batch_size=None,  # the data set makes whole batches
+            num_workers=self.workers,
+            collate_fn=_as_it_is,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # or it would draw from the process's own
+            worker_init_fn=leave_group,
         )
-    return Features(*_join(parts, device, dtype, world_size), unusable)
+        parts, kept, bad = [], [torch.empty(0, dtype=torch.int64)], []
+        with self._failing_together(), self._evaluating():
+            for end, batch in zip(ends[1:], loader, strict=True):
+                bad += batch.bad
+                if len(batch.kept):
+                    images = batch.images.to(self.device, self.dtype, non_blocking=True)
+                    parts.append(self._encode_images(images))
+                    kept.append(batch.kept)
+                if progress:
+                    progress(end - ends[0], ends[-1] - ends[0])
+        _report(bad, ends[-1] - ends[0])
+        everyones = _gather_objects(bad, self.world_size)
+        if len(everyones) == len(pictures):
+            raise ValueError(
+                f"None of the {len(pictures):,} images of {pictures.where(0)} can be used; the first: "
+                f"{everyones[0].reason}. Look at it with `fastclip data check`."
+            )
+        kept_b = _gather(torch.cat(kept).to(self.device), self.world_size)
+        return ImageFeatures(self._joined(parts, len(kept_b)), kept_b, everyones)
+
+    def texts(self, texts: Sequence[str]) -> Tensor:
+        """Features of all texts."""
+        first, last = self._part(-(-len(texts) // self.batch_size))
+        parts = []
+        with self._failing_together(), self._evaluating():
+            for number in range(first, last):
+                tokens = self.tokenizer(
+                    list(texts[number * self.batch_size : (number + 1) * self.batch_size])
+                )
+                _check_tokens(tokens, self.clip)
+                tokens = tokens.to(self.device, non_blocking=True)
+                parts.append(self.clip.encode_text(tokens, normalize=True))
+        return self._joined(parts, len(texts))
+
+    def pairs(self, manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> Features:
+        """Features of a collection; a caption of several lines is several texts of one image."""
+        pairs = _Pairs(manifest)
+        found = self.images(pairs, progress)
+        captions = [pairs.texts(number) for number in found.kept_b.tolist()]
+        counts = torch.tensor([len(lines) for lines in captions], device=self.device)
+        image_of_text = torch.arange(len(captions), device=self.device).repeat_interleave(counts)
+        texts = self.texts([line for lines in captions for line in lines])
+        return Features(found.image_bd, texts, image_of_text, len(found.bad))
+
+    def all_agree(self, mine: bool) -> bool:
+        """Whether it is so on every worker."""
+        return all(_gather_objects([mine], self.world_size))
+
+    def _part(self, batches: int) -> tuple[int, int]:
+        first, last = (batches * part // self.world_size for part in (self.rank, self.rank + 1))
+        return first, last
+
+    def _encode_images(self, images: Tensor) -> Tensor:
+        try:
+            return self.clip.encode_image(images, normalize=True)
+        except (RuntimeError, AssertionError) as error:  # open_clip's and timm's
+            size, given = self.clip.visual.image_size, tuple(images.shape[-2:])
+            wanted = (size, size) if isinstance(size, int) else tuple(size)
+            if given == wanted:
+                raise
+            raise ValueError(
+                f"The model takes images of {wanted[0]} x {wanted[1]} pixels, and the transform makes "
+                f"{given[0]} x {given[1]}; use the model's own (`TwoTowers.eval_transform`)."
+            ) from error
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """An error of one worker is raised on all; or they would wait for features that never come."""
+        failure = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        mine = [] if failure is None else [f"{type(failure).__name__}: {failure}"]
+        told = _gather_objects(mine, self.world_size)
+        if failure is not None:
+            raise failure
+        if told:
+            raise RuntimeError(f"Another worker failed: {told[0]}")
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients; afterwards every module has the mode it had."""
+        modes = [(module, module.training) for module in self.clip.modules()]
+        self.clip.eval()
+        # Up to torch 2.9 a caller's autocast kept what was cast here, without gradients.
+        casting = torch.autocast(
+            self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False
+        )
+        try:
+            with torch.inference_mode(), casting:
+                yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def _joined(self, parts: list[Tensor], rows: int) -> Tensor:
+        """Features of all workers one after another, in float32 or float64."""
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        flat = [
+            torch.empty(0, dtype=dtype, device=self.device)
+        ]  # a worker may have no part, nor know the width
+        flat += [part.flatten().to(dtype) for part in parts]
+        features = _gather(torch.cat(flat), self.world_size).view(rows, -1)
+        if not features.isfinite().all():
+            raise ValueError("The model's features are not finite; its weights may be broken, or overflow.")
+        return features
 
 
-def validate(model: TwoTowers, manifest: Manifest, **how: Any) -> dict[str, float]:
-    """Recalls of a collection's images and texts by each other; the options are those of `encode_pairs`."""
-    features = encode_pairs(model, manifest, **how)
-    return recalls(features.image_bd, features.text_md, features.image_of_text)
+class _Pairs:
+    """A manifest's images; one without a usable caption is as bad as a broken one."""
+
+    def __init__(self, manifest: Manifest):
+        self.manifest = manifest
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    def image(self, number: int) -> bytes:
+        place = self.manifest.place(number)
+        self.manifest.caption_at(place)
+        return self.manifest.image_at(place)
+
+    def where(self, number: int) -> str:
+        return self.manifest.where(number)
+
+    def texts(self, number: int) -> list[str]:
+        caption = self.manifest.caption_at(self.manifest.place(number))
+        return [line.strip() for line in caption.split("\n") if line.strip()]
 
 
 class _Batch(NamedTuple):
     images: Tensor
-    tokens: Tensor  # of the first image's texts, then of the second's, …
-    texts_b: Tensor  # how many texts each image has
+    kept: Tensor
     bad: list[BadSample]
 
 
-class _BatchDataset(Dataset):
-    """Item i holds the pairs from i·batch_size on; nothing but `bad` if none of them can be used."""
+class _ImageBatches(Dataset):
+    """Item i holds the images from i·batch_size on; nothing but `bad` if none of them can be used."""
 
-    def __init__(self, manifest: Manifest, transform: Callable, tokenizer: Tokenizer, batch_size: int):
-        self.manifest, self.transform, self.tokenizer = manifest, transform, tokenizer
-        self.batch_size = batch_size
-
-    def __len__(self) -> int:
-        return -(-len(self.manifest) // self.batch_size)
+    def __init__(self, pictures: Pictures, transform: Callable, batch_size: int):
+        self.pictures, self.transform, self.batch_size = pictures, transform, batch_size
 
     def __getitem__(self, number: int) -> _Batch:
         start = number * self.batch_size
-        samples = np.arange(start, min(start + self.batch_size, len(self.manifest)))
-        images, texts, counts, bad = [], [], [], []
-        for sample, row in zip(samples.tolist(), self.manifest.find(samples), strict=True):
-            place = Place(*row.item())
+        images, kept, bad = [], [], []
+        for i in range(start, min(start + self.batch_size, len(self.pictures))):
             try:
-                lines = self.manifest.caption_at(place).split("\n")
-                image = upright_rgb(self.manifest.image_at(place))
+                image = upright_rgb(self.pictures.image(i))
             except UNUSABLE as error:
-                bad.append(BadSample(sample, self.manifest.where(sample), str(error)))
+                bad.append(BadSample(i, self.pictures.where(i), str(error)))
                 continue
-            lines = [line.strip() for line in lines if line.strip()]
             images.append(self.transform(image))
-            texts += lines
-            counts.append(len(lines))
-        if not images:
-            return _Batch(torch.empty(0), torch.empty(0), torch.empty(0), bad)
-        return _Batch(default_collate(images), self.tokenizer(texts), torch.tensor(counts), bad)
+            kept.append(i)
+        stacked = default_collate(images) if images else torch.empty(0)
+        return _Batch(stacked, torch.tensor(kept, dtype=torch.int64), bad)
 
 
 def _as_it_is(batch):
     return batch
 
 
-@contextmanager
-def _evaluating(clip: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module has the mode it had, frozen ones theirs."""
-    modes = [(module, module.training) for module in clip.modules()]
-    clip.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def _check_tokens(tokens: Tensor, clip: Any) -> None:
+    """On the host: a GPU that meets an id without an embedding is lost to the process."""
+    longest, words = getattr(clip, "context_length", 0), getattr(clip, "vocab_size", 0)  # 0 is not known
+    length, highest = tokens.shape[1], int(tokens.max())
+    if (longest and length > longest) or (words and highest >= words):
+        raise ValueError(
+            f"The model takes {longest} tokens of a vocabulary of {words:,}, and the tokenizer makes "
+            f"{length} with ids up to {highest:,}; use the model's own (`TwoTowers.tokenizer`)."
+        )
 
 
-def _encode(
-    clip: Any, batch: _Batch, device: torch.device, dtype: torch.dtype, most: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    image_bd = clip.encode_image(batch.images.to(device, dtype, non_blocking=True), normalize=True)
-    tokens = batch.tokens.to(device, non_blocking=True)
-    text_md = torch.cat([clip.encode_text(some, normalize=True) for some in tokens.split(most)])
-    return image_bd, text_md, batch.texts_b.to(device)
-
-
-def _report(bad: list[BadSample], pairs: int) -> None:
+def _report(bad: list[BadSample], images: int) -> None:
     if bad:
         reasons = Counter(sample.reason for sample in bad).most_common(3)
         why = ", ".join(f"{count:,} × {reason}" for reason, count in reasons)
-        message = "%s of %s pairs are left out of the evaluation: %s. The first is sample %d of %s."
-        log.warning(message, f"{len(bad):,}", f"{pairs:,}", why, bad[0].id, bad[0].file)
+        message = "%s of %s images are left out of the evaluation: %s. The first is number %d, in %s."
+        log.warning(message, f"{len(bad):,}", f"{images:,}", why, bad[0].id, bad[0].file)
 
 
-def _join(
-    parts: list[tuple[Tensor, Tensor, Tensor]], device: torch.device, dtype: torch.dtype, world_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of all workers one after another, in float32 or float64, and the image of each text."""
-    dtype = torch.promote_types(dtype, torch.float32)
-    joined = []
-    for which, kind in enumerate((dtype, dtype, torch.int64)):
-        flat = [torch.empty(0, dtype=kind, device=device)]  # a worker may have no part, nor know the width
-        flat += [part[which].flatten().to(kind) for part in parts]
-        joined.append(_gather(torch.cat(flat), world_size))
-    image, text, texts_b = joined
-    image_bd = image.view(len(texts_b), -1)
-    image_of_text = torch.arange(len(texts_b), device=device).repeat_interleave(texts_b)
-    return image_bd, text.view(len(image_of_text), -1), image_of_text
+def _gather_objects(mine: list, world_size: int) -> list:
+    if world_size == 1:
+        return mine
+    everyones: list[Any] = [None] * world_size
+    dist.all_gather_object(everyones, mine)
+    return [one for each in everyones for one in each]
 
 
 def _gather(mine: Tensor, world_size: int) -> Tensor:

@@ -50,9 +50,9 @@ def recalls(
     best_b, best_text_b = _best_texts(own_m, image_of_text, len(image_bd))
     image_rank_b, text_rank_m = image_of_text.new_zeros(len(image_bd)), torch.zeros_like(image_of_text)
     for images in _slices(len(image_bd), tile):
-        rows, row = _on_grid(image_bd[images]), _numbers(images, image_bd.device)[:, None]
+        rows, row = on_grid(image_bd[images]), _numbers(images, image_bd.device)[:, None]
         for texts in _slices(len(text_md), tile):
-            s, column = rows @ _on_grid(text_md[texts]).T, _numbers(texts, image_bd.device)
+            s, column = rows @ on_grid(text_md[texts]).T, _numbers(texts, image_bd.device)
             text_rank_m[texts] += _ahead(s, own_m[texts], row, image_of_text[texts]).sum(0)
             image_rank_b[images] += _ahead(s, best_b[images, None], column, best_text_b[images, None]).sum(1)
     has_text_b = best_text_b < len(text_md)
@@ -64,7 +64,7 @@ def recalls(
 def _own_similarities(image_bd: Tensor, text_md: Tensor, image_of_text: Tensor, tile: int) -> Tensor:
     """Of each text with its image: the very number that a tile has for the two, for none is rounded."""
     parts = [
-        (_on_grid(image_bd[image_of_text[texts]]) * _on_grid(text_md[texts])).sum(1)
+        (on_grid(image_bd[image_of_text[texts]]) * on_grid(text_md[texts])).sum(1)
         for texts in _slices(len(text_md), tile)
     ]
     return torch.cat(parts)
@@ -86,7 +86,7 @@ def _ahead(s: Tensor, positive: Tensor, candidate: Tensor, positives_index: Tens
     return torch.where(candidate < positives_index, s >= positive, s > positive)
 
 
-def _on_grid(features: Tensor) -> Tensor:
+def on_grid(features: Tensor) -> Tensor:
     """Features as whole numbers of 2⁻²⁶, in float64."""
     return features.to(torch.float64).mul(_GRID).round_()
 

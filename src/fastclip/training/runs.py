@@ -25,7 +25,7 @@ def load_model(
         str(run / CONFIG_FILE), logit_bias="model.clip.logit_bias" in names, device=device, dtype=dtype
     )
     load(path, {f"model.{name}": tensor for name, tensor in towers.state_dict().items()})
-    return towers.float().eval(), _tau(path, names)
+    return towers.float().eval(), _tau(path, names, config)
 
 
 def find_checkpoint(run: Path, which: Which) -> Path:
@@ -42,7 +42,7 @@ def find_checkpoint(run: Path, which: Which) -> Path:
     raise FileNotFoundError(f"{run} has no checkpoint yet.")
 
 
-def _tau(path: Path, names: dict) -> float | None:
+def _tau(path: Path, names: dict, config: dict) -> float | None:
     """One temperature, or the mean of individual ones."""
     name = next((name for name in ("loss.log_scale", "loss.tau") if name in names), None)
     if name is None:
@@ -50,4 +50,7 @@ def _tau(path: Path, names: dict) -> float | None:
     size, dtype = names[name]
     values = torch.empty(size, dtype=dtype)
     load(path, {name: values})
-    return exp(-float(values)) if name == "loss.log_scale" else float(values.double().mean())
+    if name == "loss.tau":
+        return float(values.double().mean())
+    tau_min = config["algorithms"][config["algorithm"]]["tau_min"]
+    return max(tau_min, min(1.0, exp(-float(values))))  # the last step may have left the range

@@ -9,24 +9,15 @@ from platform import python_version
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from fastclip import __version__
 from fastclip.data.loader import Batch, PairLoader
-from fastclip.evaluation.features import validate
 from fastclip.model import CONFIG_FILE, TwoTowers
 from fastclip.optim import SLOW_TAU, learning_rate, set_learning_rate
-from fastclip.training.build import (
-    AUTOCAST,
-    build_learner,
-    build_pairs,
-    build_towers,
-    open_pairs,
-    total_steps,
-    warmup_steps,
-)
+from fastclip.training.build import build_learner, build_pairs, build_towers, total_steps, warmup_steps
 from fastclip.training.checkpoint import CheckpointError, Checkpoints, load, read_facts
 from fastclip.training.config import TrainConfig, as_dict
+from fastclip.training.evaluator import Evaluator
 from fastclip.training.export import export
 from fastclip.training.interrupts import Interrupts, StoppedCleanly
 from fastclip.training.launch import World
@@ -58,9 +49,9 @@ class Trainer:
         self.total = total_steps(config, self.num_samples)
         self.warmup = warmup_steps(config, self.total)
         self.learner = build_learner(config, towers, self.num_samples, world)
-        self.validation = None
-        if config.evaluate.pairs is not None:
-            self.validation = open_pairs(config.evaluate.pairs, config.data, world)
+        self.evaluator: Evaluator | None = None
+        if config.evaluate.pairs is not None or config.evaluate.tasks is not None:
+            self.evaluator = Evaluator(config, towers, self.pairs.tokenizer, world)
         self.step = 0  # steps done
         self.best: dict = {}  # score and step of the best evaluation
         self.tally = Tally(world.device)
@@ -81,6 +72,10 @@ class Trainer:
             else:
                 log.info("%s has finished already, at step %d.", self.folder, self.step)
         model = self.export(self.folder / "model")
+        if self.best:
+            log.info(
+                "Best %s: %.4f, at step %d.", self.best["measure"], self.best["score"], self.best["step"]
+            )
         log.info("The model is in %s; checkpoints are in %s.", model, self.checkpoints.folder)
 
     def _train(self) -> None:
@@ -131,9 +126,7 @@ class Trainer:
             dist.all_reduce(values)  # most are equal on every worker; the peers' losses are not
             values /= self.world.size
         found = dict(zip(numbers, values.tolist(), strict=True))
-        for new in self.world.gather(loader.bad.take_new()):
-            loader.bad.add(new)
-        loader.bad.take_new()  # what the others found is not new to them
+        self._share_bad(loader)
         self.tally.start_again()
         in_a_row = found.pop("longest_skipped")
         optimizer, samples = self.learner.stepper.optimizer, self.step * self.config.batch.size
@@ -155,6 +148,12 @@ class Trainer:
                 "--optim.warmup, --optim.clip 1.0, or --precision bfloat16 instead of float16."
             )
 
+    def _share_bad(self, loader: PairLoader) -> None:
+        """Tell each other which samples could not be used."""
+        for new in self.world.gather(loader.bad.take_new()):
+            loader.bad.add(new)
+        loader.bad.take_new()  # what the others found is not new to them
+
     def _evaluation_due(self) -> bool:
         """Whether an evaluation's epoch ended in this step."""
         every = self.config.evaluate.every * self.num_samples
@@ -162,38 +161,23 @@ class Trainer:
         return self.step * batch // every > (self.step - 1) * batch // every
 
     def _evaluate(self, clock: Clock) -> bool:
-        """Retrieval among the held-out pairs; true if it is the best so far."""
-        if self.validation is None:
+        """Measure the model as it is now; true if it is the best so far."""
+        if self.evaluator is None:
             return False
         self._agree_on_buffers()
-        towers = self.learner.towers
         with clock.paused():
-            scores = validate(
-                towers,
-                self.validation,
-                transform=towers.eval_transform(),
-                tokenizer=self.pairs.tokenizer,
-                device=self.world.device,
-                workers=self.config.data.workers,
-                rank=self.world.rank,
-                world_size=self.world.size,
-                autocast=AUTOCAST.get(self.config.precision),
-            )
-        if self.config.evaluate.best not in scores:
-            names = ", ".join(scores)
-            raise ValueError(
-                f"evaluate.best={self.config.evaluate.best!r} is not measured; choose from: {names}."
-            )
-        score = scores[self.config.evaluate.best]
+            scores = self.evaluator.measure()
+        score = scores[self.evaluator.best]
         best = self.step > 0 and (not self.best or score > self.best["score"])
         if best:
-            self.best = {"score": score, "step": self.step, "measure": self.config.evaluate.best}
+            self.best = {"score": score, "step": self.step, "measure": self.evaluator.best}
         epoch = self.step * self.config.batch.size / self.num_samples
         self.telemetry.evaluated({"step": self.step, "epoch": epoch, "evaluation": scores, "best": best})
         return best
 
     def _save(self, loader: PairLoader, clock: Clock, must: bool) -> None:
         self._agree_on_buffers()
+        self._share_bad(loader)  # worker 0 writes them down
         facts = {
             "step": self.step,
             "config": as_dict(self.config),
@@ -202,19 +186,22 @@ class Trainer:
             **self.learner.facts(),
             "best": self.best,
             "bad": [list(sample) for sample in loader.bad.samples.values()],
+            "tally": self.world.gather(self.tally.values.tolist()),
             "elapsed": clock.elapsed(),
             "workers": self.world.size,
             "versions": {"fastclip": __version__, "torch": torch.__version__, "python": python_version()},
         }
         try:
             with clock.paused():
-                self.checkpoints.save(self.step, self._tensors(), facts)
+                self.checkpoints.save(self.step, self.learner.tensors(), facts)
                 if self.best.get("step") == self.step:
                     self.checkpoints.mark_best(self.step)
         except CheckpointError as error:
             if must:
                 raise
             self.telemetry.message(f"{error} Training goes on.")
+            saved = self.checkpoints.best  # a best that could not be saved is none
+            self.best = {} if saved is None else read_facts(saved)["best"]
         clock.saved()
 
     def _load(self, path: Path) -> None:
@@ -227,17 +214,15 @@ class Trainer:
                 f"{facts['fingerprint']}, and data.train has {self.num_samples:,} with {here}. "
                 "Give the same data, or another --out."
             )
-        tensors = self._tensors()
+        tensors = self.learner.tensors()
         load(path, tensors)
         self.learner.put_back(tensors, facts)
+        self.tally.put_back(facts["tally"], self.world.rank, self.world.size)
         self.step, self.best, self.elapsed = facts["step"], facts["best"], facts["elapsed"]
         self.bad = facts["bad"]
         if self.best.get("step") == self.step:
             self.checkpoints.mark_best(self.step)  # the process may have died just before
         log.info("Resumed %s at step %d of %d.", self.folder, self.step, self.total)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**self.learner.tensors(), "tally": self.tally.values}
 
     def _open_folder(self) -> Path | None:
         """The newest checkpoint of the folder, if there is one that this config may go on from."""

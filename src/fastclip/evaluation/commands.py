@@ -1,0 +1,286 @@
+"""The verbs `fastclip eval` and `fastclip search`."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fastclip.progress import progress
+
+if TYPE_CHECKING:
+    from fastclip.evaluation.suite import Result
+    from fastclip.evaluation.tasks import Mean, Suite
+
+
+def evaluate(
+    model: str | None = None,
+    tasks: str = "data/emoji/tasks",
+    select: str | None = None,
+    suite: Literal["datacomp", "emoji", "icons"] | None = None,
+    list: bool = False,
+    pretrained: str | None = None,
+    checkpoint: Literal["last", "best"] = "last",
+    out: Path | None = None,
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    batch_size: int = 256,
+    workers: int = 2,
+    json: bool = False,
+) -> None:
+    """Score a model on tasks it was not trained for.
+
+      fastclip eval runs/emoji --tasks data/emoji/tasks --suite emoji
+      fastclip eval runs/emoji --tasks my/photos      (my/photos/CLASS/*.jpg)
+      fastclip eval runs/emoji --tasks held-out.csv   (pairs: retrieval)
+      fastclip eval ViT-B-32 --pretrained laion2b_s34b_b79k --tasks data/datacomp \\
+          --suite datacomp
+      fastclip eval --tasks data/datacomp --suite datacomp --list
+
+    Features of images are kept, so that scoring again is quick; what was interrupted goes on. Several
+    workers share the work: `torchrun --nproc-per-node 8 -m fastclip eval …`. docs/evaluation.md explains the
+    measures, and how to get the public tasks.
+
+    Args:
+        model: a run's folder, an exported folder, or an open_clip name with --pretrained.
+        tasks: a folder of task folders (CLIP_benchmark's and DataComp's layout), one task folder, a folder of
+            CLASS/image files, or any pairs for retrieval.
+        select: names of tasks, separated by commas; all if left out.
+        suite: datacomp, emoji or icons: only its tasks, and its means (for datacomp the paper's three).
+        list: show which tasks are there, and of a suite which are missing, and score nothing.
+        pretrained: weights for an open_clip name: a file, a folder or a tag.
+        checkpoint: which checkpoint of a run.
+        out: folder for results.jsonl; RUN/evaluation for a run, evaluations/NAME otherwise.
+        precision: what matrices are multiplied in.
+        batch_size: images, and texts, encoded at once.
+        workers: processes that decode images, for each worker.
+        json: print JSON instead of a table.
+    """
+    from fastclip.evaluation.tasks import find_suite
+
+    chosen = find_suite(suite) if suite else None
+    folders = _find_folders(tasks, chosen)
+    missing = [row.folder for row in chosen.missing({*folders})] if chosen else []
+    if list:
+        _print_list(folders, missing, json)
+        return
+    if model is None:
+        raise ValueError("Which model? Give a run's folder, an exported folder, or a name with --pretrained.")
+    if chosen is not None and not folders:
+        raise ValueError(
+            f"--tasks {tasks} holds none of the {len(chosen.rows)} tasks of {suite}. --list names them, and "
+            "docs/evaluation.md says how to get them."
+        )
+    out = out or _results_folder(model)
+    results = _score_all(
+        model, _selected(folders, select), pretrained, checkpoint, out, precision, batch_size, workers
+    )
+    if results is None:  # worker 0 speaks
+        return
+    if json:
+        _print_json(results, chosen, missing)
+    else:
+        _print_table(results, chosen, missing)
+    failed = [result.task for result in results if result.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
+
+
+def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:
+    """Task folders by name, or the source of pairs itself; of a suite those that are there, in its order."""
+    from fastclip.data.sources import find_files
+    from fastclip.evaluation.layout import find_tasks
+
+    folder = Path(os.path.abspath(Path(tasks).expanduser()))
+    found: dict[str, Path | str] = {}
+    if folder.is_dir():
+        found |= find_tasks(folder)
+    if suite is not None:
+        return {row.folder: found[row.folder] for row in suite.rows if row.folder in found}
+    if not found and (folder / "tasks").is_dir():
+        raise ValueError(f"--tasks {tasks} holds no task folders; try --tasks {Path(tasks) / 'tasks'}.")
+    if not found:
+        find_files(tasks)  # says so if there is nothing
+        found[folder.name] = tasks
+    return found
+
+
+def _selected(folders: dict[str, Path | str], select: str | None) -> dict[str, Path | str]:
+    if select is None:
+        return folders
+    names = [name.strip() for name in select.split(",") if name.strip()]
+    unknown = [name for name in names if name not in folders]
+    if unknown or not names:
+        name = unknown[0] if unknown else select
+        raise ValueError(f"--select {name}: there is no such task; there are {', '.join(folders) or 'none'}.")
+    return {name: folders[name] for name in names}
+
+
+def _results_folder(model: str) -> Path:
+    folder = Path(model).expanduser()
+    if (folder / "checkpoints").is_dir():
+        return folder / "evaluation"
+    return Path("evaluations") / Path(os.path.abspath(folder)).name
+
+
+def _score_all(
+    model: str,
+    folders: dict[str, Path | str],
+    pretrained: str | None,
+    checkpoint: Literal["last", "best"],
+    out: Path,
+    precision: str,
+    batch_size: int,
+    workers: int,
+) -> list[Result] | None:
+    """Results in the order of tasks, on worker 0."""
+    import torch
+
+    from fastclip.evaluation.features import Encoder
+    from fastclip.evaluation.kept import model_key
+    from fastclip.evaluation.suite import append_result, evaluate, read_results
+    from fastclip.loading import load_towers
+    from fastclip.training.launch import joined, quiet_others
+
+    with joined() as world:
+        quiet_others(world)
+        autocast = None if precision == "float32" else getattr(torch, precision)
+        towers = load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=world.device)
+        encoder = Encoder(
+            towers,
+            transform=towers.eval_transform(),
+            tokenizer=towers.tokenizer(),
+            device=world.device,
+            batch_size=batch_size,
+            workers=workers,
+            rank=world.rank,
+            world_size=world.size,
+            autocast=autocast,
+        )
+        file = out / "results.jsonl"
+        if world.main:
+            out.mkdir(parents=True, exist_ok=True)
+        done = world.agree(read_results(file))
+        results = []
+        with ExitStack() as bars:
+
+            def bar(name: str) -> Callable[[int, int], None]:
+                return bars.enter_context(progress(name, "images"))
+
+            show = bar if world.main else None
+            for result in evaluate(folders, encoder, model_key(towers, autocast), done=done, progress=show):
+                bars.close()
+                results.append(result)
+                if world.main and result.key not in done:
+                    append_result(file, result)
+        return results if world.main else None
+
+
+def _print_json(results: list[Result], suite: Suite | None, missing: list[str]) -> None:
+    found: dict = {"results": [asdict(result) for result in results]}
+    if suite is not None:
+        found["means"] = [mean._asdict() | {"partial": mean.partial} for mean in _means(results, suite)]
+        found["missing"] = missing
+    print(json_module.dumps(found, indent=2))
+
+
+def _print_table(results: list[Result], suite: Suite | None, missing: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("task", overflow="fold")
+    table.add_column("images", justify="right", no_wrap=True)
+    table.add_column("measure", no_wrap=True)
+    table.add_column("%", justify="right", no_wrap=True)
+    for result in results:
+        images = f"{result.images - result.unusable:,}" if result.images else "–"
+        value = "–" if result.value is None else f"{100 * result.value:.2f}"
+        table.add_row(result.task, images, result.measure or "not scored", value)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for result in results:
+        if result.unusable:
+            print(f"{result.task}: {result.unusable:,} images could not be used, and were left out")
+        if result.error:
+            print(f"{result.task}: {result.error}")
+    if suite is None:
+        return
+    print()
+    for mean in _means(results, suite):
+        print(mean)
+    if missing:
+        print(f"missing: {', '.join(missing)}")
+
+
+def _means(results: list[Result], suite: Suite) -> list[Mean]:
+    return suite.means({result.task: result.value for result in results if result.value is not None})
+
+
+def _print_list(folders: dict[str, Path | str], missing: list[str], json: bool) -> None:
+    if json:
+        print(json_module.dumps({"present": [*folders], "missing": missing}, indent=2))
+        return
+    for name, folder in folders.items():
+        print(f"present  {name:43s}  {folder}")
+    for name in missing:
+        print(f"missing  {name}")
+    if missing:
+        print("docs/evaluation.md says how to get them.")
+
+
+def search(
+    model: str,
+    images: str,
+    text: str | None = None,
+    image: Path | None = None,
+    top: int = 12,
+    sheet: Path = Path("found.png"),
+    pretrained: str | None = None,
+    checkpoint: Literal["last", "best"] = "last",
+    workers: int = 2,
+    json: bool = False,
+) -> None:
+    """Find pictures by words, or by a picture.
+
+      fastclip search runs/emoji data/emoji/tasks/twemoji_retrieval "a red heart"
+      fastclip search runs/emoji my/photos --image heart.png --top 24
+
+    Prints the best matches with their scores, which are cosines, and draws a contact sheet of them. The
+    pictures' features are kept (RUN/search), and made again when the model or a file changes.
+
+    Args:
+        model: a run's folder, an exported folder, or an open_clip name with --pretrained.
+        images: a folder of pictures, also in tars and in folders within; or any pairs.
+        text: what to look for.
+        image: a picture to look for instead: the pictures most like it.
+        top: how many to show.
+        sheet: where the contact sheet of the best goes.
+        pretrained: weights for an open_clip name: a file, a folder or a tag.
+        checkpoint: which checkpoint of a run.
+        workers: processes that decode images.
+        json: print JSON instead of lines.
+    """
+    from fastclip.evaluation.search import Index
+
+    words = (text or "").strip()
+    if bool(words) == (image is not None):
+        raise ValueError('What to look for? Give words, as in "a red heart", or a picture with --image.')
+    if image is not None and not image.is_file():
+        raise ValueError(f"--image {image} is not a file.")
+    if top < 1:
+        raise ValueError(f"--top {top} must be at least 1; try 12.")
+    with progress("encoding pictures", "images") as update:
+        index = Index.open(model, images, pretrained, checkpoint, workers, update)
+    found = index.by_text(words, top) if image is None else index.by_image(image, top)
+    index.draw(found, sheet)
+    if json:
+        matches = [match._asdict() for match in found]
+        print(json_module.dumps({"matches": matches, "sheet": str(sheet)}, indent=2))
+        return
+    for match in found:
+        print(f"{match.score:6.3f}  {match.name}")
+    print(f"contact sheet: {sheet}")

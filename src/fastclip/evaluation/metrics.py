@@ -1,0 +1,92 @@
+"""The scores of the DataComp tasks, each as DataComp computes it. Pure functions of predictions and labels.
+
+Shapes: n images, C classes, k guesses; `top_nk` holds an image's classes, the likeliest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def likeliest(score_nc: Tensor, k: int) -> Tensor:
+    """The k classes with the highest scores, in that order; of equal scores the lower class comes first."""
+    return score_nc.argsort(dim=1, descending=True, stable=True)[:, :k]
+
+
+def accuracy(top_nk: Tensor, label_n: Tensor, k: int = 1) -> float:
+    """Share of images whose label is among the k likeliest classes."""
+    return float(_hits(top_nk, label_n, k).double().mean())
+
+
+def mean_per_class_recall(top_nk: Tensor, label_n: Tensor) -> float:
+    """Mean over the classes that occur of the share of their images that are recognised."""
+    hits, images = _per_class(_hits(top_nk, label_n, 1), label_n)
+    return float((hits / images)[images > 0].mean())
+
+
+def macro_f1(top_nk: Tensor, label_n: Tensor) -> float:
+    """Mean F1 over the classes that occur among the labels (iWildCam)."""
+    classes = int(torch.maximum(top_nk[:, 0].max(), label_n.max())) + 1
+    hits, images = _per_class(_hits(top_nk, label_n, 1), label_n, classes)
+    guesses = torch.bincount(top_nk[:, 0], minlength=classes).double()
+    return float((2 * hits / (images + guesses))[images > 0].mean())
+
+
+def worst_group_accuracy(top_nk: Tensor, label_n: Tensor, group_n: Tensor, k: int = 1) -> float:
+    """The lowest accuracy of any group that has images; a group may be called by any number."""
+    hits, images = _per_class(_hits(top_nk, label_n, k), group_n.unique(return_inverse=True)[1])
+    return float((hits / images).min())
+
+
+def mean_average_precision(score_nc: Tensor, target_nc: Tensor) -> float:
+    """Mean over classes of the area under precision against recall, for images with any number of labels.
+
+    Images with equal scores count together, so that their order does not matter. A class without a single
+    image has no precision and is left out.
+    """
+    precisions = [
+        _average_precision(score_nc[:, c], target_nc[:, c].bool())
+        for c in range(score_nc.shape[1])
+        if target_nc[:, c].any()
+    ]
+    if not precisions:
+        raise ValueError("No image has a label: there is nothing to measure.")
+    return sum(precisions) / len(precisions)
+
+
+def jaccard(scores: Sequence[Tensor], associated: Sequence[Tensor]) -> Tensor:
+    """WinoGAViL: for each cue, |chosen ∩ associated| / |chosen ∪ associated| among its candidates.
+
+    As many candidates are chosen as are associated, those with the highest scores; of equal scores the later
+    candidate is chosen.
+    """
+    found = []
+    for score, truth in zip(scores, associated, strict=True):
+        count = int(truth.sum())
+        chosen = torch.zeros_like(truth, dtype=torch.bool)
+        chosen[score.argsort(stable=True)[len(score) - count :]] = True
+        found.append(int((chosen & truth).sum()) / int((chosen | truth).sum()))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _hits(top_nk: Tensor, label_n: Tensor, k: int) -> Tensor:
+    return (top_nk[:, :k] == label_n[:, None]).any(dim=1)
+
+
+def _per_class(hit_n: Tensor, class_n: Tensor, classes: int = 0) -> tuple[Tensor, Tensor]:
+    """Hits and images of each class, or group."""
+    hits = torch.bincount(class_n, weights=hit_n.double(), minlength=classes)
+    return hits, torch.bincount(class_n, minlength=classes).double()
+
+
+def _average_precision(score_n: Tensor, target_n: Tensor) -> float:
+    order = score_n.argsort(descending=True, stable=True)
+    score_n, target_n = score_n[order], target_n[order].double()
+    last_of_equals = torch.cat([score_n[1:] != score_n[:-1], score_n.new_ones(1, dtype=torch.bool)])
+    found = target_n.cumsum(0)[last_of_equals]
+    seen = torch.arange(1, len(score_n) + 1, device=score_n.device)[last_of_equals]
+    recall = found / found[-1]
+    return float((recall.diff(prepend=recall.new_zeros(1)) * found / seen).sum())

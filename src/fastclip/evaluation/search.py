@@ -1,0 +1,169 @@
+"""Pictures by words, or by another picture: an index of features, kept beside the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastclip.data.cache import cache_folder, is_remote
+from fastclip.data.images import upright_rgb
+from fastclip.data.manifest import open_manifest
+from fastclip.data.sheet import draw_sheet
+from fastclip.data.sources import IMAGE_EXTENSIONS, find_files, tar_members
+from fastclip.evaluation.features import Encoder, ImageFeatures
+from fastclip.evaluation.kept import digest, kept_features, model_key
+from fastclip.evaluation.layout import ImagePlace, PairPlace
+from fastclip.loading import Model, load
+
+log = logging.getLogger(__name__)
+
+
+class Match(NamedTuple):
+    """A picture that was found."""
+
+    number: int
+    name: str
+    score: float
+    """The cosine between the features."""
+
+
+class Picture(NamedTuple):
+    """Where a picture is, and what it is called."""
+
+    name: str
+    place: ImagePlace | PairPlace
+
+
+class Pictures:
+    """Pictures by number, and what changes when one of them does."""
+
+    def __init__(self, pictures: list[Picture], fingerprint: str):
+        self.pictures, self.fingerprint = pictures, fingerprint
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def image(self, number: int) -> bytes:
+        return self.pictures[number].place.read()
+
+    def where(self, number: int) -> str:
+        return self.pictures[number].name
+
+
+class Index:
+    """Features of pictures, and the model that compares them with words."""
+
+    def __init__(self, pictures: Pictures, model: Model, features: ImageFeatures):
+        self.pictures, self.model, self.features = pictures, model, features
+
+    @classmethod
+    def open(
+        cls,
+        model: str,
+        images: str,
+        pretrained: str | None = None,
+        checkpoint: Literal["last", "best"] = "last",
+        workers: int = 2,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Index:
+        """Take the index that is there, or make it; it is made anew when the model or a file has changed."""
+        pictures = list_pictures(images)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, device=device)
+        encoder = Encoder(
+            loaded.towers,
+            transform=loaded.towers.eval_transform(),
+            tokenizer=loaded.towers.tokenizer(),
+            device=device,
+            workers=workers,
+        )
+        file = _index_file(Path(model).expanduser(), images)
+        key = digest(model_key(loaded.towers, None), pictures.fingerprint)
+        return cls(pictures, loaded, kept_features(pictures, encoder, file, key, progress))
+
+    def by_text(self, text: str, top: int) -> list[Match]:
+        """The pictures that fit the words best, the best first."""
+        return self._nearest(self.model.encode_text(text)[0], top)
+
+    def by_image(self, image: Path, top: int) -> list[Match]:
+        """The pictures that are most like this one."""
+        return self._nearest(self.model.encode_image(image)[0], top)
+
+    def draw(self, matches: list[Match], path: Path) -> None:
+        """A contact sheet, the best first."""
+        cells = [
+            (upright_rgb(self.pictures.image(match.number)), f"{match.score:.3f}\n{Path(match.name).name}")
+            for match in matches
+        ]
+        draw_sheet(cells, path)
+
+    def _nearest(self, query_d: Tensor, top: int) -> list[Match]:
+        scores = self.features.image_bd @ query_d
+        best = scores.argsort(descending=True, stable=True)[:top]
+        return [
+            Match(number, self.pictures.where(number), score)
+            for number, score in zip(self.features.kept_b[best].tolist(), scores[best].tolist(), strict=True)
+        ]
+
+
+def list_pictures(images: str) -> Pictures:
+    """The pictures in a folder and the folders in it, also those in tars; or those of any pairs."""
+    folder = Path(images).expanduser()
+    if folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        loose = [path for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS]
+        tars = [path for path in files if path.suffix == ".tar"]
+        if loose or tars:
+            return _in_files(folder, loose, tars)
+    found = find_files(images)
+    if all(file.kind == "tar" and not is_remote(file.path) for file in found):
+        tars = [Path(file.path) for file in found]
+        return _in_files(Path(os.path.commonpath([tar.parent for tar in tars])), [], tars)
+    manifest = open_manifest(images)
+    pictures = [Picture(manifest.where(i), PairPlace(manifest, i)) for i in range(len(manifest))]
+    stamps = [_stamp(path) for path in sorted({Path(picture.name) for picture in pictures})]
+    return Pictures(pictures, digest(manifest.fingerprint, json.dumps(stamps)))
+
+
+def _in_files(folder: Path, loose: list[Path], tars: list[Path]) -> Pictures:
+    pictures = [Picture(str(path.relative_to(folder)), ImagePlace(str(path))) for path in loose]
+    for path in tars:
+        with path.open("rb") as stream:
+            members, damage = tar_members(stream)
+        if damage:
+            log.warning("%s: %s; the pictures before it are used.", path, damage)
+        pictures += [
+            Picture(
+                f"{path.relative_to(folder)}/{member.key}.{member.extension}",
+                ImagePlace(str(path), member.offset, member.size),
+            )
+            for member in members
+            if member.plain and member.extension in IMAGE_EXTENSIONS
+        ]
+    if not pictures:
+        raise ValueError(f"{tars[0]} holds no pictures ({', '.join(IMAGE_EXTENSIONS)}).")
+    stamps = [[str(path.relative_to(folder)), *_stamp(path)] for path in (*loose, *tars)]
+    return Pictures(pictures, digest(json.dumps(stamps)))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:  # elsewhere, or gone: its picture will be left out
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _index_file(model: Path, images: str) -> Path:
+    """RUN/search for a run; in the cache for a model that has no folder of its own to write into."""
+    name = digest(os.path.abspath(Path(images).expanduser()))
+    if (model / "checkpoints").is_dir():
+        return model / "search" / f"{name}.safetensors"
+    return cache_folder("search") / f"{digest(os.path.abspath(model), name)}.safetensors"

@@ -1,0 +1,134 @@
+"""Many tasks one after another: features kept for the next time, results kept as they come, failures told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fastclip.data.cache import cache_folder
+from fastclip.evaluation.features import Encoder
+from fastclip.evaluation.kept import digest, kept_features
+from fastclip.evaluation.layout import Task, open_pairs_task, open_task
+from fastclip.evaluation.tasks import measure_of
+from fastclip.evaluation.zero_shot import score
+
+log = logging.getLogger(__name__)
+VERSION = "1"  # of how scores come from features; another one scores all anew
+
+
+@dataclass
+class Result:
+    """A task's scores, or why there are none."""
+
+    task: str
+    key: str = ""
+    """Of the model and the task: equal keys mean equal scores."""
+    kind: str = ""
+    measure: str = ""
+    """The one that counts for the suite's means."""
+    scores: dict[str, float] = field(default_factory=dict)
+    images: int = 0
+    unusable: int = 0
+    """Of the images; they were left out."""
+    error: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """By which the task is judged."""
+        return self.scores.get(self.measure)
+
+
+def evaluate(
+    folders: dict[str, Path | str],
+    encoder: Encoder,
+    model_key: str,
+    *,
+    done: dict[str, Result] | None = None,
+    progress: Callable[[str], Callable[[int, int], None]] | None = None,
+) -> Iterator[Result]:
+    """Score each task in turn; one that cannot be scored gives its error, and the rest go on.
+
+    Args:
+        folders: task folders by name; a string is a source of pairs.
+        model_key: changes when the model does; see `kept.model_key`.
+        done: earlier results by key, which are not computed again.
+        progress: gives, for a task's name, what is told (done, total) of its images.
+    """
+    for name, folder in folders.items():
+        try:
+            task = _open_together(name, folder, encoder)
+            key = digest(VERSION, model_key, task.fingerprint)
+            known = (done or {}).get(key)
+            if encoder.all_agree(known is not None) and known is not None:
+                yield known
+            else:
+                yield _score(task, encoder, model_key, key, progress(name) if progress else None)
+        except (OSError, ValueError, RuntimeError) as error:
+            yield Result(name, error=str(error))
+
+
+def read_results(path: Path) -> dict[str, Result]:
+    """Earlier results by key; those that failed are tried again, and a torn last line is left out."""
+    if not path.exists():
+        return {}
+    found = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            result = Result(**json.loads(line))
+        except (ValueError, TypeError):
+            continue
+        if result.key and not result.error:
+            found[result.key] = result
+    return found
+
+
+def append_result(path: Path, result: Result) -> None:
+    """One more line; after one that was torn, on a line of its own."""
+    with path.open("a+b") as file:
+        file.seek(max(0, file.tell() - 1))
+        torn = file.read() not in (b"", b"\n")
+        file.write((b"\n" if torn else b"") + json.dumps(asdict(result)).encode() + b"\n")
+
+
+def _open_together(name: str, folder: Path | str, encoder: Encoder) -> Task:
+    """Raises on all workers if one cannot open it; or they would wait for its features."""
+    task, failure = None, None
+    try:
+        task = open_pairs_task(folder) if isinstance(folder, str) else open_task(name, folder)
+        task.name = name
+    except (OSError, ValueError, RuntimeError) as error:
+        failure = error
+        if encoder.rank > 0:
+            log.error("%s: %s", name, error)
+    everyone = encoder.all_agree(failure is None)
+    if failure is not None:
+        raise failure
+    if not everyone or task is None:
+        raise RuntimeError("another worker could not open it, and says why.")
+    return task
+
+
+def _score(
+    task: Task,
+    encoder: Encoder,
+    model_key: str,
+    key: str,
+    progress: Callable[[int, int], None] | None,
+) -> Result:
+    features_key = digest(model_key, task.images_fingerprint)
+    file = cache_folder("features") / f"{features_key}.safetensors"
+    images = kept_features(task, encoder, file, features_key, progress)
+    measure = measure_of(task.name, task.kind)
+    result = Result(
+        task.name, key, task.kind, measure, score(task, encoder, images), len(task), len(images.bad)
+    )
+    if result.value is None:  # a task of DataComp by its name, but without what it takes
+        result.error = (
+            f"{task.name} is judged by {measure}, and a {task.kind} task like this gives "
+            f"{', '.join(result.scores)}. Its folder lacks groups (.npy) or cues of 10 and more candidates, "
+            "or is another task: get it again, or rename it."
+        )
+    return result

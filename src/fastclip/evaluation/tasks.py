@@ -1,0 +1,138 @@
+"""The 38 tasks of DataComp and the paper's three numbers; the emoji and icon tasks and theirs.
+
+A mean over fewer tasks than it stands for is called partial, and never shown as the full number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import NamedTuple
+
+IMAGENET, RETRIEVAL = "imagenet_and_variants", "retrieval"
+DEFAULT_MEASURE = {
+    "classification": "acc1",
+    "multilabel": "mean_average_precision",
+    "retrieval": "mean_recall@1",
+    "associations": "jaccard_score_10-12",
+}
+
+
+class TaskRow(NamedTuple):
+    """A task of a suite."""
+
+    key: str
+    """DataComp's own name."""
+    name: str
+    images: int
+    classes: int | None
+    measure: str
+    folder: str
+    """The name of its folder."""
+    group: str
+
+
+class Mean(NamedTuple):
+    """A mean over a suite's tasks, or over those that are there."""
+
+    name: str
+    value: float | None
+    found: int
+    tasks: int
+
+    @property
+    def partial(self) -> bool:
+        return self.found < self.tasks
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.name}: none of its {self.tasks} tasks"
+        note = f" (partial: {self.found} of {self.tasks} tasks)" if self.partial else ""
+        return f"{self.name}: {100 * self.value:.2f} %{note}"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tasks that belong together, and the means that are told of them."""
+
+    name: str
+    rows: tuple[TaskRow, ...]
+    groups: dict[str, str | None]
+    """A mean's name and the group of tasks it is over; None is all of them."""
+
+    def row(self, folder: str) -> TaskRow | None:
+        return next((row for row in self.rows if row.folder == folder), None)
+
+    def missing(self, folders: set[str]) -> list[TaskRow]:
+        return [row for row in self.rows if row.folder not in folders]
+
+    def means(self, scores: dict[str, float]) -> list[Mean]:
+        """From each task's measure by its folder's name."""
+        found = []
+        for name, group in self.groups.items():
+            rows = [row for row in self.rows if group is None or row.group == group]
+            values = [scores[row.folder] for row in rows if row.folder in scores]
+            mean = sum(values) / len(values) if values else None
+            found.append(Mean(name, mean, len(values), len(rows)))
+        return found
+
+
+def find_suite(name: str) -> Suite:
+    """datacomp, emoji or icons."""
+    if name == "datacomp":
+        groups: dict[str, str | None] = {"Datacomp": None, "Retrieval": RETRIEVAL, "IN & Variants": IMAGENET}
+        return Suite(name, _read_datacomp(), groups)
+    if name not in _HELD_OUT:
+        raise ValueError(f"suite={name!r} must be one of {', '.join(SUITES)}.")
+    rows = tuple(_held_out_rows(_HELD_OUT[name]))
+    groups = {"Retrieval": "retrieval", "Classification": "classification", "Hard": "hard"}
+    return Suite(name, rows, groups)
+
+
+def measure_of(folder: str, kind: str) -> str:
+    """The number by which a task is judged: DataComp's for its tasks, else that of its kind."""
+    row = find_suite("datacomp").row(folder)
+    return row.measure if row else DEFAULT_MEASURE[kind]
+
+
+def _read_datacomp() -> tuple[TaskRow, ...]:
+    lines = (files("fastclip.evaluation") / "datacomp_tasks.csv").read_text().splitlines()
+    rows = []
+    for line in lines[1:]:
+        key, name, images, classes, measure, folder, group = line.split(",")
+        rows.append(
+            TaskRow(key, name, int(images), int(classes) if classes else None, measure, folder, group)
+        )
+    return tuple(rows)
+
+
+# The held-out sets of `fastclip data get emoji` and `icons`, and what each is asked
+_EMOJI = {
+    "twemoji": ("retrieval", "words", "flags", "skin_tones", "categories"),
+    "emojione": ("retrieval", "words", "flags", "skin_tones", "categories"),
+    "fxemoji": ("retrieval", "categories"),
+    "streamline-emojis": ("retrieval", "words", "flags", "categories"),
+    "fluent-emoji-high-contrast": ("retrieval", "words", "categories"),
+}
+_ICONS = {
+    "tabler": ("retrieval", "words"),
+    "carbon": ("retrieval", "words", "categories"),
+    "ion": ("retrieval", "words"),
+    "mdi": ("retrieval", "words", "categories"),
+}
+_HELD_OUT = {"emoji": _EMOJI, "icons": _EMOJI | _ICONS}
+SUITES = ("datacomp", *_HELD_OUT)
+
+
+def _held_out_rows(sets: dict[str, tuple[str, ...]]) -> list[TaskRow]:
+    """Categories are the package's own, too broad or too odd for a small model: they are called hard."""
+    rows = []
+    for prefix, questions in sets.items():
+        for question in questions:
+            hard = question == "categories"
+            folder = f"hard_{prefix}_{question}" if hard else f"{prefix}_{question}"
+            kind = "retrieval" if question == "retrieval" else "classification"
+            name = f"{prefix} {question.replace('_', ' ')}"
+            measure = DEFAULT_MEASURE[kind]
+            rows.append(TaskRow(folder, name, 0, None, measure, folder, "hard" if hard else kind))
+    return rows

@@ -1,0 +1,111 @@
+"""A trained model for use: `fastclip.load` of a run's folder, an exported folder, or an open_clip name.
+
+model = fastclip.load("runs/emoji-fastclip-v3")
+scores = model.similarity(["heart.png", "cat.png"], ["a red heart", "a cat"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fastclip.data.images import BadImage, turn_upright, upright_rgb
+from fastclip.model import TwoTowers, build_model
+from fastclip.training.export import load_exported
+from fastclip.training.runs import load_model
+
+Picture = Image.Image | str | Path
+_AT_ONCE = 256  # pictures, or texts, that are in memory as tensors
+
+
+class Model:
+    """Encodes pictures and texts into unit-length features, and compares them."""
+
+    def __init__(self, towers: TwoTowers):
+        self.towers = towers
+        self._transform, self._tokenizer = towers.eval_transform(), towers.tokenizer()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and its features."""
+        return self.towers.clip.logit_scale.device
+
+    def encode_image(self, images: Sequence[Picture] | Picture) -> Tensor:
+        """Features of PIL images or of image files, (images, d); transparency becomes white."""
+        listed = [images] if isinstance(images, Picture) else list(images)
+        return self._in_batches(listed, self._encode_images)
+
+    def encode_text(self, texts: Sequence[str] | str) -> Tensor:
+        """Features of texts, (texts, d)."""
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        return self._in_batches(listed, self._encode_texts)
+
+    def similarity(self, images: Sequence[Picture] | Picture, texts: Sequence[str] | str) -> Tensor:
+        """Cosines between images (rows) and texts (columns)."""
+        return self.encode_image(images) @ self.encode_text(texts).T
+
+    def _encode_images(self, images: list[Picture]) -> Tensor:
+        stacked = torch.stack([self._transform(_upright(image)) for image in images])
+        return self.towers.clip.encode_image(stacked.to(self.device), normalize=True)
+
+    def _encode_texts(self, texts: list[str]) -> Tensor:
+        return self.towers.clip.encode_text(self._tokenizer(texts).to(self.device), normalize=True)
+
+    @torch.no_grad()
+    def _in_batches(self, things: list, encode: Callable[[list], Tensor]) -> Tensor:
+        if not things:
+            raise ValueError("There is nothing to encode: give at least one picture, or one text.")
+        parts = [encode(things[start : start + _AT_ONCE]) for start in range(0, len(things), _AT_ONCE)]
+        return torch.cat(parts)
+
+
+def load(
+    model: str | Path,
+    *,
+    pretrained: str | Path | None = None,
+    checkpoint: Literal["last", "best"] = "last",
+    device: torch.device | str = "cpu",
+) -> Model:
+    """A model in evaluation mode.
+
+    Args:
+        model: a run's folder, an exported folder, or an open_clip name or JSON config with `pretrained`.
+        pretrained: weights for a name: a file, a folder, or an open_clip tag.
+        checkpoint: which checkpoint of a run.
+    """
+    return Model(load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=device))
+
+
+def load_towers(
+    model: str | Path,
+    *,
+    pretrained: str | Path | None = None,
+    checkpoint: Literal["last", "best"] = "last",
+    device: torch.device | str = "cpu",
+) -> TwoTowers:
+    """The same as `load`, as training has it."""
+    folder = Path(model).expanduser()
+    if pretrained is not None:
+        return build_model(str(model), pretrained=pretrained, device=device).eval()
+    if (folder / "checkpoints").is_dir():
+        return load_model(folder, checkpoint, device)[0]
+    if folder.is_dir():
+        return load_exported(folder, device)
+    raise ValueError(
+        f"model={str(model)!r} is neither the folder of a run nor an exported folder. A name of open_clip "
+        "needs weights: give pretrained, a file or an open_clip tag."
+    )
+
+
+def _upright(image: Picture) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return turn_upright(image)
+    try:
+        return upright_rgb(Path(image).read_bytes())
+    except BadImage as error:
+        raise ValueError(f"{image} cannot be used: {error}.") from error

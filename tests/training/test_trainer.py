@@ -1,0 +1,298 @@
+"""The loop: every algorithm and optimizer learns, records tell what happened, evaluations change nothing."""
+
+from itertools import pairwise
+from math import cos, log, pi
+
+import pytest
+import torch
+
+from fastclip.cli import main
+from fastclip.data.library import get
+from fastclip.training.checkpoint import read_facts
+from fastclip.training.evaluator import Evaluator
+from fastclip.training.launch import World
+from fastclip.training.recipes import parse
+from fastclip.training.resolve import resolve
+from fastclip.training.telemetry import read_metrics
+from fastclip.training.trainer import Trainer
+from tests.training.runs import Lab, final_state, metrics
+
+ALONE = World(0, 1, 0, torch.device("cpu"), None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Runs of 12 steps, 6 an epoch."""
+    return Lab(tmp_path_factory.mktemp("lab"), epochs=2)
+
+
+@pytest.fixture(scope="module")
+def train(lab):
+    """Trains in this process and gives the run's folder; the same options are trained once for all tests.
+
+    Every step is recorded, the last is saved, nothing is evaluated, unless changed as for `Lab.options`.
+    """
+    done = {}
+
+    def run(algorithm="fastclip-v3", **changed):
+        key = (algorithm, *sorted(changed.items()))
+        if key not in done:
+            out = lab.folder / f"run-{len(done)}"
+            defaults = {"evaluate__pairs": "null", "checkpoint__steps": "null"}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
+                Trainer(resolve(parse(lab.options(out, algorithm, **defaults | changed))), ALONE).run()
+            done[key] = out
+        return done[key]
+
+    return run
+
+
+def records(folder):
+    return [record for record in metrics(folder) if "evaluation" not in record]
+
+
+def evaluations(folder):
+    return [record for record in metrics(folder) if "evaluation" in record]
+
+
+# Every algorithm and optimizer learns.
+
+
+@pytest.fixture(scope="module")
+def scenes_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTCLIP_CACHE", str(folder / "cache"))
+        return get("scenes", folder / "scenes", progress=False)
+
+
+@pytest.fixture
+def scenes(scenes_once, monkeypatch):
+    """The collection of this name; what is indexed and decoded of it is kept for the next test."""
+    monkeypatch.setenv("FASTCLIP_CACHE", str(scenes_once.parent / "cache"))
+    return scenes_once
+
+
+def mean_recall_at_10(scores):
+    return (scores["image_retrieval_recall@10"] + scores["text_retrieval_recall@10"]) / 2
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer", "epochs"),
+    [
+        ("openclip", "adamw", 1.8),
+        ("siglip", "adamw", 5),  # its bias starts at −10, and has to come up first
+        ("mbcl", "adamw", 1.8),
+        ("sogclr", "adamw", 1.5),
+        ("isogclr", "adamw", 1.5),
+        ("fastclip-v0", "adamw", 1.5),
+        ("fastclip-v1", "adamw", 1.5),
+        ("fastclip-v2", "adamw", 1.5),
+        ("fastclip-v3", "adamw", 1.5),
+        ("fastclip-v3", "lamb", 1.5),
+        ("fastclip-v3", "lion", 1.8),
+        ("fastclip-v3", "sgd", 1.5),
+    ],
+)
+def test_scenes_are_learnt_with_the_recipes_values(algorithm, optimizer, epochs, scenes, tmp_path):
+    """On 3,750 pairs, half of them seen twice: the global losses have met their estimates again."""
+    options = {
+        "config": "scenes",
+        "algorithm": algorithm,
+        "optimizer": optimizer,
+        "epochs": epochs,
+        "data.train": scenes / "train" / "0000[0-2].tar",
+        "evaluate.pairs": scenes / "tasks" / "scenes_retrieval" / "test" / "*.tar",
+        "evaluate.every": 100,
+        "out": tmp_path / "run",
+    }
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    Trainer(resolve(parse(words)), ALONE).run()
+    untrained, trained = (record["evaluation"] for record in evaluations(tmp_path / "run"))
+    assert 0.003 < mean_recall_at_10(untrained) < 0.02  # chance is 10 of 1,000
+    assert mean_recall_at_10(trained) >= 5 * mean_recall_at_10(untrained)
+    assert trained["mean_recall@1"] >= 0.004
+
+
+# metrics.jsonl.
+
+COMMON = ["step", "epoch", "samples", "loss", "tau", "grad_norm", "skipped", "lr", "bad", "time"]
+ROBUST = ["radius", "log_u_q05", "log_u_q50", "log_u_q95", "max_weight", "unvisited", "gamma", "tau_lr"]
+
+
+@pytest.mark.parametrize(("algorithm", "keys"), [("openclip", COMMON), ("fastclip-v3", COMMON + ROBUST)])
+def test_a_record_holds_what_the_algorithm_has(algorithm, keys, train):
+    found = read_metrics(train(algorithm, log__every=5) / "metrics.jsonl")
+    assert [record["step"] for record in found] == [5, 10, 12]  # the end is always told
+    for record in found:
+        assert sorted(record) == sorted(keys)
+        assert sorted(record["time"]) == ["data_wait", "elapsed", "samples_per_second", "step"]
+        assert record["samples"] == 16 * record["step"]
+        assert record["epoch"] == pytest.approx(record["step"] / 6)
+        assert record["skipped"] == record["bad"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["openclip", "fastclip-v3"])
+def test_the_loss_of_a_record_is_the_mean_since_the_last_one(algorithm, train):
+    single = [record["loss"] for record in records(train(algorithm))]
+    joined = [record["loss"] for record in records(train(algorithm, log__every=5))]
+    assert len(set(single)) == 12
+    means = [sum(single[:5]) / 5, sum(single[5:10]) / 5, sum(single[10:]) / 2]
+    assert joined == pytest.approx(means, rel=1e-12)
+
+
+SCHEDULED = {
+    "optim__lr": 0.01,
+    "optim__warmup": 4,
+    "optim__min_lr": 0.001,
+    "batch__reference": 16,
+    "epochs": 3,
+    "loss__gamma": 0.3,
+    "loss__gamma_decay_epochs": 2,
+}
+
+
+def test_the_rate_warms_up_in_a_line_and_falls_along_a_cosine_to_min_lr(train):
+    falling = [0.001 + 0.009 * (1 + cos(pi * step / 14)) / 2 for step in range(14)]
+    rates = [record["lr"] for record in records(train("fastclip-v1", **SCHEDULED))]
+    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, *falling])
+
+
+def test_gamma_falls_epoch_by_epoch_along_a_cosine_and_stays(train):
+    gammas = [record["gamma"] for record in records(train("fastclip-v1", **SCHEDULED))]
+    assert gammas == pytest.approx([1.0] * 6 + [0.65] * 6 + [0.3] * 6)
+
+
+def test_below_0_03_the_rate_of_v3s_tau_is_a_third(train):
+    """SGD without momentum moves log(1/τ) by its rate times the gradient: both can be seen in the records."""
+    rate, rho = 0.01, 4.0  # more than the radius can be: τ falls
+    folder = train(
+        optimizer="sgd", optim__momentum=0, optim__lr=0, batch__reference=16,
+        loss__tau=0.0302, loss__tau_lr=rate, loss__rho=rho,
+    )  # fmt: skip
+    found = records(folder)
+    assert found[0]["tau"] == pytest.approx(0.0302)
+    assert found[-1]["tau"] < 0.03 < found[1]["tau"]
+    for record, following in pairwise(found):
+        assert record["tau_lr"] == pytest.approx(rate / 3 if record["tau"] < 0.03 else rate)
+        gradient = record["tau"] * 2 * (rho - record["radius"])  # of log τ; the radius is mean(q − ℓ)
+        moved = log(record["tau"] / following["tau"])
+        assert moved == pytest.approx(record["tau_lr"] * gradient, rel=1e-2)
+
+
+def test_other_algorithms_keep_the_rate_of_tau_below_0_03(train):
+    found = records(train("fastclip-v0", loss__tau=0.02, batch__reference=16, epochs=0.5))
+    assert {record["tau_lr"] for record in found} == {1e-3}
+    assert all(record["tau"] < 0.03 for record in found)
+
+
+# Evaluations.
+
+
+def test_the_start_each_interval_and_the_end_are_evaluated(train, lab):
+    found = evaluations(train(evaluate__pairs=lab.held_out, evaluate__every=0.75))
+    assert [record["step"] for record in found] == [0, 5, 9, 12]
+    assert [record["epoch"] for record in found] == pytest.approx([0, 5 / 6, 1.5, 2])
+    assert list(found[0]) == ["step", "epoch", "evaluation", "best"]
+    assert "mean_recall@1" in found[0]["evaluation"]
+
+
+@pytest.fixture
+def scores(monkeypatch):
+    """What the next evaluations find; the model is not looked at."""
+    found = []
+    monkeypatch.setattr(Evaluator, "measure", lambda self: {"mean_recall@1": 0.5, "other": found.pop(0)})
+    return found
+
+
+def test_best_is_the_highest_of_the_named_measure_and_its_checkpoint_is_kept(train, lab, scores):
+    told = [0.9, 0.1, 0.4, 0.4, 0.3]  # the untrained model's score is never the best; of equal ones the first
+    scores += told
+    folder = train(
+        evaluate__pairs=lab.held_out, evaluate__every=0.5, evaluate__best="other", checkpoint__keep=1
+    )
+    found = evaluations(folder)
+    assert [record["evaluation"]["other"] for record in found] == told
+    assert [record["best"] for record in found] == [False, True, True, False, False]
+    checkpoints = folder / "checkpoints"
+    assert (checkpoints / "best").resolve().name == "step-00000006"
+    assert (checkpoints / "last").resolve().name == "step-00000012"
+    assert read_facts(checkpoints / "last")["best"] == {"score": 0.4, "step": 6, "measure": "other"}
+    assert sorted(path.name for path in checkpoints.glob("step-*")) == ["step-00000006", "step-00000012"]
+
+
+def test_an_unknown_measure_is_refused_before_the_first_step(lab, tmp_path, capsys):
+    options = lab.options(tmp_path / "run", "fastclip-v3", evaluate__best="recall@1")
+    assert main(["train", *options]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "evaluate.best='recall@1' is not measured; choose from: image_retrieval_recall@1, " in last
+    assert "mean_recall@1" in last
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["openclip", "fastclip-v3"])
+def test_evaluating_changes_no_bit_of_the_run(algorithm, train, lab):
+    with_it = train(algorithm, evaluate__pairs=lab.held_out, evaluate__every=0.75)
+    without = train(algorithm)
+    assert len(evaluations(with_it)) == 4
+    assert not evaluations(without)
+    one, other = final_state(with_it), final_state(without)
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert records(with_it) == records(without)
+
+
+# Models and precisions.
+
+
+def weights(folder, tower):
+    """A tower's weights at the end of the run."""
+    found = {name: value for name, value in final_state(folder).items() if name.startswith("model.clip.")}
+    chosen = {name: "image" if ".visual." in name else "text" for name in found if ".logit_" not in name}
+    return {name: found[name] for name, of in chosen.items() if of == tower}
+
+
+def test_lit_starts_from_an_exported_folder_and_keeps_its_image_tower(train, lab):
+    evaluated = {"evaluate__pairs": lab.held_out, "evaluate__every": 0.75}
+    first = train(**evaluated)
+    lit = train(**evaluated, model__pretrained=first / "model", model__freeze="image", seed=1, epochs=0.5)
+    start, end = evaluations(first)[0], evaluations(first)[-1]
+    assert evaluations(lit)[0]["evaluation"] == end["evaluation"] != start["evaluation"]
+    before, after = weights(first, "image"), weights(lit, "image")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not any("visual" in name for name in final_state(lit) if name.startswith("optimizer."))
+    before, after = weights(first, "text"), weights(lit, "text")
+    assert len(before) > 10
+    assert not any(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tolerance"),
+    [
+        ({"model__gradient_checkpointing": "true"}, 1e-6),
+        ({"model__channels_last": "true"}, 1e-5),
+        ({"precision": "float64"}, 1e-4),
+        ({"precision": "bfloat16"}, 0.02),
+        ({"precision": "float16"}, 0.005),
+    ],
+)
+def test_options_of_the_model_and_precisions_give_nearly_the_same_run(changed, tolerance, train):
+    plain, other = records(train()), records(train(**changed))
+    for before, after in zip(plain, other, strict=True):
+        assert after["loss"] == pytest.approx(before["loss"], abs=tolerance)
+        assert after["skipped"] == 0
+    if "precision" in changed:
+        assert plain[-1]["loss"] != other[-1]["loss"]  # it did something
+    kinds = {
+        tensor.dtype for name, tensor in final_state(train(**changed)).items() if name.startswith("model.")
+    }
+    assert kinds == {torch.float64 if changed.get("precision") == "float64" else torch.float32}
