@@ -36,6 +36,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.checkpoint_save
 	$(BIN)/python -m benchmarks.training_speed
 	$(BIN)/python -m benchmarks.kills
+	$(BIN)/python -m benchmarks.retrieval
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

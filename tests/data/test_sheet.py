@@ -1,4 +1,4 @@
-"""Contact sheets: every picture in its cell, whole and in its shape, and words that any file name can have."""
+"""Contact sheets: every picture in its cell, whole and in its shape, and any words below it."""
 
 import numpy as np
 import pytest

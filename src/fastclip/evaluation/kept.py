@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -84,5 +85,6 @@ def _write(file: Path, key: str, features: ImageFeatures) -> None:
         save_file(tensors, part)
         part.rename(file)
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         log.warning("Features could not be kept in %s: %s", file, error)

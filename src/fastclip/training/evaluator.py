@@ -45,7 +45,12 @@ class Evaluator:
         for task in self.tasks:
             scores = score(task, self.encoder, self.encoder.images(task))
             found |= {f"{task.name}/{name}": value for name, value in scores.items()}
-            own.append(scores[measure_of(task.name, task.kind)])
+            measure = measure_of(task.name, task.kind)
+            if measure not in scores:
+                raise ValueError(
+                    f"evaluate.tasks: {task.name} is judged by {measure}, which needs its groups."
+                )
+            own.append(scores[measure])
         if own:
             found["tasks_mean"] = sum(own) / len(own)
         if self.best not in found:
