@@ -48,7 +48,7 @@ def datacomp_rows():
 def tiny_export(folder, seed=0):
     """An exported folder with weights that nobody trained."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "tiny.json"
+    config = folder / "tiny-replica.json"
     config.write_text(json.dumps(MODEL))
     return export(build_model(str(config), device="cpu", seed=seed), folder / "model", tau=0.05)
 
@@ -62,7 +62,7 @@ def png(number):
 def tiny_run(folder):
     """The folder of a run that was stopped after some steps, on scenes."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "tiny.json"
+    config = folder / "tiny-replica.json"
     config.write_text(json.dumps(MODEL))
     scenes.draw_shard(folder / "train.tar", 0, 60)
     options = {

@@ -46,7 +46,7 @@ class Lab:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.epochs = folder, epochs
         self.environment = {"FASTCLIP_CACHE": str(folder / "cache")}
-        self.model = folder / "tiny.json"
+        self.model = folder / "tiny-run.json"
         self.model.write_text(json.dumps(MODEL))
         self.train = collection(folder / "train", 96)
         self.held_out = collection(folder / "held-out", 24, start=1000)

@@ -24,14 +24,6 @@ PICTURES = [picture(i, size=(50, 40)) for i in range(3)]
 CAPTIONS = ["a red thing", "a large flat thing number 7", "something else"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     return Lab(tmp_path_factory.mktemp("lab"), epochs=1)

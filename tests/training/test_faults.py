@@ -17,14 +17,6 @@ from tests.data.collections import png
 from tests.training.runs import Lab, collection, final_state, metrics
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """Runs of 6 steps an epoch."""

@@ -20,14 +20,6 @@ from tests.training.runs import Lab
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     return Lab(tmp_path_factory.mktemp("lab"), epochs=1)

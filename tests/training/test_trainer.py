@@ -20,14 +20,6 @@ from tests.training.runs import Lab, final_state, metrics
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """Runs of 12 steps, 6 an epoch."""
@@ -89,27 +81,28 @@ def mean_recall_at_10(scores):
 @pytest.mark.parametrize(
     ("algorithm", "optimizer", "epochs"),
     [
-        ("openclip", "adamw", 1.8),
+        ("openclip", "adamw", 1.5),
         ("siglip", "adamw", 5),  # its bias starts at −10, and has to come up first
-        ("mbcl", "adamw", 1.8),
-        ("sogclr", "adamw", 1.5),
-        ("isogclr", "adamw", 1.5),
-        ("fastclip-v0", "adamw", 1.5),
-        ("fastclip-v1", "adamw", 1.5),
-        ("fastclip-v2", "adamw", 1.5),
-        ("fastclip-v3", "adamw", 1.5),
+        ("mbcl", "adamw", 1.5),
+        ("sogclr", "adamw", 1.25),
+        ("isogclr", "adamw", 1.25),
+        ("fastclip-v0", "adamw", 1.25),
+        ("fastclip-v1", "adamw", 1.25),
+        ("fastclip-v2", "adamw", 1.25),
+        ("fastclip-v3", "adamw", 1.25),
         ("fastclip-v3", "lamb", 1.5),
-        ("fastclip-v3", "lion", 1.8),
+        ("fastclip-v3", "lion", 1.5),
         ("fastclip-v3", "sgd", 1.5),
     ],
 )
 def test_scenes_are_learnt_with_the_recipes_values(algorithm, optimizer, epochs, scenes, tmp_path):
-    """On 3,750 pairs, half of them seen twice: the global losses have met their estimates again."""
+    """On 3,750 pairs, a part of them seen twice: the global losses have met their estimates again."""
     options = {
         "config": "scenes",
         "algorithm": algorithm,
         "optimizer": optimizer,
         "epochs": epochs,
+        "optim.warmup": 3,  # so few steps
         "data.train": scenes / "train" / "0000[0-2].tar",
         "evaluate.pairs": scenes / "tasks" / "scenes_retrieval" / "test" / "*.tar",
         "evaluate.every": 100,

@@ -193,6 +193,11 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         _check("evaluate.every", self.every, self.every > 0, 1.0)
+        if self.best is not None and self.pairs is None and self.tasks is None:
+            raise ValueError(
+                f"evaluate.best={self.best!r} has no effect: nothing is evaluated. Give evaluate.pairs or "
+                "evaluate.tasks, or leave it out."
+            )
 
 
 @dataclass

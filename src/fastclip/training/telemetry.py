@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Protocol
 
 from fastclip.training.display import Plan, open_display
-from fastclip.training.interrupts import StoppedCleanly
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class Telemetry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._close(failed=kind is not None and not issubclass(kind, StoppedCleanly))
+        self._close(failed=kind is not None)
 
     def _close(self, failed: bool) -> None:
         if self._closed:

@@ -66,11 +66,17 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end, then export. SIGTERM and SIGINT save, and raise StoppedCleanly."""
+        stopped = None
         with self._telemetry() as self.telemetry:
-            if self.step < self.total:
-                self._train()
-            else:
-                log.info("%s has finished already, at step %d.", self.folder, self.step)
+            try:
+                if self.step < self.total:
+                    self._train()
+                else:
+                    log.info("%s has finished already, at step %d.", self.folder, self.step)
+            except StoppedCleanly as request:  # no failure, for who is told of it
+                stopped = request
+        if stopped is not None:
+            raise stopped
         model = self.export(self.folder / "model")
         if self.best:
             log.info(
