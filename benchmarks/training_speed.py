@@ -17,11 +17,13 @@ from statistics import median
 
 from benchmarks.record import save
 
+BATCHES = (128, 1024)  # the recipe's, and one at which the towers outweigh the weights' gradients
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data/emoji"))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     pairs = arguments.data / "tasks/twemoji_retrieval/test/*.tar"
     options = [
@@ -35,16 +37,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"FASTCLIP_CACHE": f"{folder}/cache"}
         first, again = (_seconds_to_first_step(options, folder, name, environment) for name in ("a", "b"))
-        speeds: dict[int, list[float]] = {1: [], 2: []}
+        speeds: dict[tuple[int, int], list[float]] = {(b, k): [] for b in BATCHES for k in (1, 2)}
         for number in range(arguments.rounds):
-            for workers in speeds:
-                speeds[workers].append(_speed(options, folder, f"{workers}-{number}", workers, environment))
-    one, two = (median(speeds[workers]) for workers in (1, 2))
-    figures = {
+            for (batch, workers), found in speeds.items():
+                name = f"{batch}-{workers}-{number}"
+                found.append(
+                    _speed([*options, "--batch.size", str(batch)], folder, name, workers, environment)
+                )
+    figures: dict = {
         "seconds_to_first_step": {"pairs never seen before": round(first, 1), "again": round(again, 1)},
-        "samples_per_second": {"1 process of 1 thread": round(one), "2 processes of 1 thread": round(two)},
-        "speed_up": round(two / one, 2),
     }
+    for batch in BATCHES:
+        one, two = (median(speeds[batch, workers]) for workers in (1, 2))
+        figures[f"batch {batch}"] = {
+            "samples_per_second": {
+                "1 process of 1 thread": round(one),
+                "2 processes of 1 thread": round(two),
+            },
+            "speed_up": round(two / one, 2),
+        }
     print(figures)
     save("training_speed", 0, figures)
 
@@ -79,7 +90,7 @@ def _speed(options: list[str], folder: str, name: str, workers: int, environment
     """Samples a second of a short run, the median of its records but the first."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
     command = [sys.executable, *(launcher if workers > 1 else []), "-m", "fastclip", "train", *options]
-    command += ["--out", f"{folder}/{name}", "--epochs", "1", "--log.every", "20", "--evaluate.every", "100"]
+    command += ["--out", f"{folder}/{name}", "--epochs", "1", "--log.every", "4", "--evaluate.every", "100"]
     subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, check=True, stderr=subprocess.DEVNULL)
     records = [record for record in _records(Path(folder, name)) if "loss" in record]
     return median(record["time"]["samples_per_second"] for record in records[1:])

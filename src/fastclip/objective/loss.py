@@ -162,6 +162,8 @@ class GlobalContrastiveLoss(nn.Module):
         """
         if torch.is_grad_enabled():
             self._checks.batch(image_features.shape[0], self.device, self.training)
+            if self._fetch is not None:
+                self._fetch.advance()
             self._early_images = self._send(image_features)
 
     def undo_step(self, skipped: Tensor | bool) -> None:

@@ -10,7 +10,6 @@ temperatures tau n×2, its Adam moments tau_m and tau_v n×2, and tau_visits n×
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,22 +19,42 @@ from fastclip.objective.exchange import Exchange, Pending
 Columns = dict[str, Tensor]
 
 
-@dataclass
 class Fetch:
-    """The state of a batch, on its way to every worker."""
+    """The state of a batch, on its way to every worker: first the ids travel, then the owners' rows.
 
-    index_b: Tensor
-    """The tensor that was given: forward must be called with the same one."""
-    id_B: Tensor
-    row_B: Tensor
-    """Where this worker holds a sample; its spare row if another worker holds it."""
-    known_B: Tensor
-    """Whether the id exists at all."""
-    pending: Pending
+    `advance` starts the second journey; both are hidden if it is called while the encoders run.
+    """
+
+    def __init__(self, state: SampleState, index_b: Tensor, ids: Pending):
+        self.index_b = index_b
+        """The tensor that was given: forward must be called with the same one."""
+        self._state, self._ids = state, ids
+        self._rows: Pending | None = None
+
+    def advance(self) -> None:
+        """Owners fill in their rows, and a sum joins them; nothing if that was done before."""
+        if self._rows is not None:
+            return
+        state = self._state
+        self.id_B = self._ids.wait()
+        row_B = self.id_B - state.start
+        mine_B = (row_B >= 0) & (row_B < state.held)
+        self.row_B = torch.where(mine_B, row_B, state.held)
+        """Where this worker holds a sample; its spare row if another worker holds it."""
+        self._rows = state.exchange.sum(state.values(self.row_B).masked_fill_(~mine_B[:, None], 0.0))
+
+    @property
+    def values_Bc(self) -> Tensor:
+        """log u, and τ if it is individual, as they were."""
+        self.advance()
+        assert self._rows is not None
+        return self._rows.wait()
 
     def wait(self) -> tuple[Tensor, Tensor | None]:
         """log u (B×2), and τ (B×2) or None. An id that does not exist gets NaN: it cannot pass unseen."""
-        values_Bc = self.pending.wait().masked_fill(~self.known_B[:, None], torch.nan)
+        values_Bc = self.values_Bc
+        known_B = (self.id_B >= 0) & (self.id_B < self._state.num_samples)
+        values_Bc = values_Bc.masked_fill(~known_B[:, None], torch.nan)
         return values_Bc[:, :2], values_Bc[:, 2:] if values_Bc.shape[1] > 2 else None
 
 
@@ -69,33 +88,32 @@ class SampleState:
         return self.visited.device
 
     def fetch(self, index_b: Tensor) -> Fetch:
-        """Start to bring the global batch's rows to every worker: owners fill in theirs, a sum joins them."""
+        """Start to bring the global batch's rows to every worker."""
         # a copy to a GPU from memory that is not pinned would wait for the device
         pin = index_b.device.type == "cpu" and self.device.type == "cuda"
         sent_b = index_b.pin_memory() if pin else index_b
-        id_B = self.exchange.gather(sent_b.to(self.device, torch.int64, non_blocking=True)).wait()
-        row_B = id_B - self.start
-        mine_B = (row_B >= 0) & (row_B < self.held)
-        row_B = torch.where(mine_B, row_B, self.held)
-        fetched = [self.columns[name].index_select(0, row_B) for name in self._fetched]
-        values_Bc = torch.cat(fetched, dim=1).masked_fill_(~mine_B[:, None], 0.0)
-        known_B = (id_B >= 0) & (id_B < self.num_samples)
-        return Fetch(index_b, id_B, row_B, known_B, self.exchange.sum(values_Bc))
+        sent_b = sent_b.to(self.device, torch.int64, non_blocking=True)
+        return Fetch(self, index_b, self.exchange.gather(sent_b))
+
+    def values(self, row_B: Tensor) -> Tensor:
+        """What forward needs of these rows: log u, and τ if it is individual."""
+        return torch.cat([self.columns[name].index_select(0, row_B) for name in self._fetched], dim=1)
 
     def write(self, fetch: Fetch, new: Callable[[Columns], Columns], finite: Tensor) -> None:
         """Put back the batch's rows: `new` turns the old columns of the batch into those that change.
 
         Of equal ids the first in the global batch writes. Where `finite` is false, nothing is written.
         """
+        fetch.advance()
         writes_B = first_of_equals(fetch.id_B) & finite
         target_B = torch.where(writes_B, fetch.row_B, self.held)
-        old = dict(zip(self._fetched, fetch.pending.tensor.split(2, dim=1), strict=True))
+        old = dict(zip(self._fetched, fetch.values_Bc.split(2, dim=1), strict=True))
         for name in self.columns.keys() - old.keys():
             old[name] = self.columns[name].index_select(0, target_B)
         self._undo = (target_B, old, self.visited.clone())
         for name, values in new(old).items():
             self.columns[name].index_copy_(0, target_B, values.to(self.columns[name].dtype))
-        unvisited_B = fetch.pending.tensor[:, 0] == -torch.inf
+        unvisited_B = fetch.values_Bc[:, 0] == -torch.inf
         self.visited += (writes_B & unvisited_B).sum()
 
     def undo(self, skipped: Tensor) -> None:
