@@ -45,15 +45,6 @@ def tiny_model(image_size=16):
     return SimpleNamespace(clip=clip)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Layers this small spend their time waiting for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def model():
     return tiny_model()

@@ -39,14 +39,6 @@ VIT = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size":
 RESNET = {"layers": [1, 1, 1, 1], "width": 8, "head_width": 64, "image_size": 64}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")

@@ -110,3 +110,9 @@ def test_the_written_values_are_plain_and_without_what_was_left_out():
     assert "loss" not in written
     assert "out" not in written
     assert "pretrained" not in written["model"]
+
+
+def test_a_best_measure_without_anything_to_evaluate_is_refused():
+    with pytest.raises(ValueError, match=r"evaluate\.best='acc1' has no effect"):
+        EvaluateConfig(best="acc1")
+    assert EvaluateConfig(best="acc1", tasks="tasks").best == "acc1"

@@ -22,14 +22,6 @@ def models(tmp_path_factory):
     return write_models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(models, case):
     learner = build(models, case)
     if learner.stepper.scaler is not None:  # one whose scale moves within this test

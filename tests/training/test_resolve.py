@@ -201,7 +201,9 @@ def test_what_moves_no_number_may_change():
         resume="never",
         log=replace(before.log, every=1, tensorboard=True, wandb="clip"),
         checkpoint=replace(before.checkpoint, minutes=1.0, steps=5, keep=9),
-        evaluate=replace(before.evaluate, pairs=None, every=3.0, best="image_to_text_recall@1"),
+        evaluate=replace(
+            before.evaluate, pairs="other.tar", tasks="tasks", every=3.0, best="image_to_text_recall@1"
+        ),
         data=replace(before.data, train="/elsewhere", workers=7, keep_decoded=False, max_bad=0.5, timeout=9),
         batch=replace(before.batch, micro=16),
         model=replace(before.model, compile=True, gradient_checkpointing=True),

@@ -71,15 +71,6 @@ POISONED = [
 OF_FOUR = [Case(name) for name in ("fastclip-v2", "fastclip-v3", *PEERS)] + [Case("fastclip-v3", 3)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Models this small only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return write_models(tmp_path_factory.mktemp("models"))

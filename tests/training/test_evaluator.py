@@ -1,0 +1,71 @@
+"""Tasks of a folder, scored while a run trains; the best checkpoint by any of their measures."""
+
+import json
+
+import pytest
+
+from fastclip.cli import main
+from fastclip.training.checkpoint import read_facts
+from fastclip.training.telemetry import read_metrics
+from tests.evaluation.test_layout import labelled, write_task
+from tests.training.runs import Lab
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("lab"), epochs=2)
+    write_task(lab.folder / "tasks" / "animals", [labelled(0, 1, 2, 0, 1, 2, 0)])
+    write_task(lab.folder / "tasks" / "more", [labelled(2, 1, 0, 0, start=50)])
+    return lab
+
+
+def evaluations(out):
+    return [record for record in read_metrics(out / "metrics.jsonl") if "evaluation" in record]
+
+
+def test_tasks_are_scored_and_the_scores_are_those_of_fastclip_eval(lab, tmp_path, capsys):
+    options = lab.options(tmp_path / "run", "fastclip-v3", evaluate__tasks=lab.folder / "tasks")
+    assert main(["train", *options, "--evaluate.best", "animals/acc5"]) == 0
+    found = evaluations(tmp_path / "run")
+    assert [record["step"] for record in found] == [0, 12]
+    last = found[-1]["evaluation"]
+    assert last["tasks_mean"] == pytest.approx((last["animals/acc1"] + last["more/acc1"]) / 2)
+    assert "mean_recall@1" in last  # of the pairs
+    facts = read_facts((tmp_path / "run" / "checkpoints" / "best").resolve())
+    assert facts["best"] == {"score": last["animals/acc5"], "step": 12, "measure": "animals/acc5"}
+    capsys.readouterr()
+    tasks = str(lab.folder / "tasks")
+    assert main(["eval", str(tmp_path / "run"), "--tasks", tasks, "--json", "--workers", "0"]) == 0
+    scored = {r["task"]: r["scores"] for r in json.loads(capsys.readouterr().out)["results"]}
+    for task, scores in scored.items():
+        for name, value in scores.items():
+            assert last[f"{task}/{name}"] == value
+
+
+def test_without_pairs_the_best_is_by_the_mean_of_the_tasks(lab, tmp_path):
+    options = lab.options(tmp_path / "run", "openclip", evaluate__tasks=lab.folder / "tasks")
+    at = options.index("--evaluate.pairs")
+    without_pairs = [*options[:at], *options[at + 2 :], "--evaluate.pairs", "null"]
+    assert main(["train", *without_pairs]) == 0
+    assert "mean_recall@1" not in evaluations(tmp_path / "run")[-1]["evaluation"]
+    facts = read_facts((tmp_path / "run" / "checkpoints" / "best").resolve())
+    assert facts["best"]["measure"] == "tasks_mean"
+
+
+def test_two_workers_measure_what_one_does(lab, tmp_path):
+    for workers in (1, 2):
+        out = tmp_path / f"{workers}"
+        run = lab.start(out, workers, "fastclip-v1", evaluate__tasks=lab.folder / "tasks", epochs=0.5)
+        run.finish()
+    one, two = (evaluations(tmp_path / name)[0]["evaluation"] for name in ("1", "2"))
+    assert one == two  # before the first step, where the weights are the same bits
+
+
+def test_a_folder_without_tasks_and_a_broken_task_are_told_before_training(lab, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["train", *lab.options(tmp_path / "a", "mbcl", evaluate__tasks=tmp_path / "empty")]) == 1
+    assert f"evaluate.tasks={tmp_path / 'empty'} holds no task folders" in capsys.readouterr().err
+    write_task(tmp_path / "tasks" / "bad", [labelled(7)])
+    assert main(["train", *lab.options(tmp_path / "b", "mbcl", evaluate__tasks=tmp_path / "tasks")]) == 1
+    assert "bad" in capsys.readouterr().err
+    assert not (tmp_path / "b" / "checkpoints").exists()
