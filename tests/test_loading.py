@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from math import log
 
 import open_clip
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 import fastclip
 from fastclip.model import build_model
+from fastclip.training.checkpoint import read_facts
 from tests.data.collections import encode, picture
 from tests.evaluation import replica
 
@@ -52,6 +54,19 @@ def test_a_run_and_its_export_are_one_model_and_open_clip_agrees(run, model, fil
         torch.testing.assert_close(loaded.encode_image(files), images)
         torch.testing.assert_close(loaded.encode_text(["a red heart", "a cat"]), texts)
         torch.testing.assert_close(loaded.similarity(files, ["a red heart", "a cat"]), images @ texts.T)
+
+
+def test_probabilities_are_at_the_temperature_that_was_trained(run, model, files):
+    exported = fastclip.load(str(run / "model"))
+    labels = ["a red heart", "a cat", "a house"]
+    tau = read_facts(run / "checkpoints" / "last")["config"]["algorithms"]["fastclip-v3"]["tau"]
+    scale = exported.towers.clip.logit_scale
+    assert -scale.item() != pytest.approx(log(0.07), abs=1e-3)  # open_clip's own start
+    assert -scale.item() == pytest.approx(log(tau), abs=0.5)
+    expected = (model.similarity(files, labels) * scale.exp()).softmax(-1)
+    for loaded in (model, exported):
+        torch.testing.assert_close(loaded.classify(files, labels), expected)
+    assert model.classify(files[0], "alone").tolist() == [[1.0]]
 
 
 def test_features_have_unit_length_and_may_be_trained_on(model, files):

@@ -7,6 +7,7 @@ scores = model.similarity(["heart.png", "cat.png"], ["a red heart", "a cat"])
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import log
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +49,11 @@ class Model:
     def similarity(self, images: Sequence[Picture] | Picture, texts: Sequence[str] | str) -> Tensor:
         """Cosines between images (rows) and texts (columns)."""
         return self.encode_image(images) @ self.encode_text(texts).T
+
+    @torch.no_grad()
+    def classify(self, images: Sequence[Picture] | Picture, labels: Sequence[str] | str) -> Tensor:
+        """Probabilities of the labels (columns) for each image (rows), at the model's own temperature."""
+        return (self.similarity(images, labels) * self.towers.clip.logit_scale.exp()).softmax(dim=-1)
 
     def _encode_images(self, images: list[Picture]) -> Tensor:
         stacked = torch.stack([self._transform(_upright(image)) for image in images])
@@ -93,7 +99,10 @@ def load_towers(
     if pretrained is not None:
         return build_model(str(model), pretrained=pretrained, device=device).eval()
     if (folder / "checkpoints").is_dir():
-        return load_model(folder, checkpoint, device)[0]
+        towers, tau = load_model(folder, checkpoint, device)
+        if tau is not None:  # it was learned in the loss
+            towers.clip.logit_scale.data.fill_(-log(tau))
+        return towers
     if folder.is_dir():
         return load_exported(folder, device)
     raise ValueError(

@@ -250,3 +250,36 @@ def test_only_broken_pictures_are_an_error(run, tmp_path, find):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.png").write_bytes(b"junk")
     assert "None of the 1 images" in find(run, "broken", "a cat", fails=True)
+
+
+def test_captions_are_found_for_a_picture_wherever_they_stand(run, photos, tmp_path):
+    (photos / "0.txt").write_text("zero\n  nought \n\n")
+    index = Index.open(str(run), str(photos), workers=0)
+    assert set(index.captions) == {"zero", "nought", "eight"}  # a file beside it, and one in the tar
+    found = index.captions_for(photos / "0.png", 2)
+    expected = index.model.similarity(photos / "0.png", index.captions)[0]
+    assert [match.score for match in found] == pytest.approx(
+        expected.sort(descending=True).values[:2].tolist()
+    )
+    assert found[0].text == index.captions[expected.argmax()]
+
+
+def test_captions_come_from_tables_too(run, tmp_path):
+    folder = tmp_path / "told"
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"{i}.png").write_bytes(replica.png(i))
+    (folder / "metadata.jsonl").write_text(
+        "".join(json.dumps({"file_name": f"{i}.png", "text": f"number {i}"}) + "\n" for i in range(3))
+    )
+    (folder / "pairs.csv").write_text("filepath,title\n0.png,nothing\n2.png,two\n")
+    assert Index.open(str(run), str(folder), workers=0).captions == ["number 0", "number 1", "number 2"]
+    assert Index.open(str(run), str(folder / "pairs.csv"), workers=0).captions == ["nothing", "two"]
+
+
+def test_pictures_without_captions_have_none(run, tmp_path):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "0.png").write_bytes(replica.png(0))
+    index = Index.open(str(run), str(tmp_path / "bare"), workers=0)
+    assert index.captions == []
+    assert index.captions_for(tmp_path / "bare" / "0.png", 5) == []

@@ -185,7 +185,7 @@ def open_manifest(
     with ThreadPoolExecutor(32) as pool:  # remote files answer slowly, but many at once; local ones at once
         stamps = list((pool.map if any(is_remote(file.path) for file in files) else map)(_stamp, files))
     files = [f._replace(version=_version(f.path, s)) for f, s in zip(files, stamps, strict=True)]
-    folder = cache_folder("manifests") / _digest([VERSION, columns, [_absolute(file.path) for file in files]])
+    folder = cache_folder("manifests") / digest([VERSION, columns, [_absolute(file.path) for file in files]])
     with built_once(folder):
         if not _is_current(folder, stamps):
             with written_aside(folder) as part:
@@ -218,7 +218,7 @@ def _stamp(file: File) -> list[str]:
         return remote_stamp(file.path)
     if file.kind != "folder":
         return _stat(file.path)
-    return [_digest([[name, *_stat(os.path.join(file.path, name))] for name in list_folder(file.path)])]
+    return [digest([[name, *_stat(os.path.join(file.path, name))] for name in list_folder(file.path)])]
 
 
 def _stat(path: str) -> list[str]:
@@ -233,8 +233,14 @@ def _version(path: str, stamp: list[str]) -> str:
     return " ".join(stamp) if is_remote(path) else ""
 
 
-def _digest(thing: object) -> str:
+def digest(thing: object) -> str:
+    """Of anything that is JSON."""
     return blake2b(json.dumps(thing).encode(), digest_size=16).hexdigest()
+
+
+def caption_lines(text: str) -> list[str]:
+    """Where an image may have several captions, each stands on a line."""
+    return [line.strip() for line in text.split("\n") if line.strip()]
 
 
 def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress: Callable | None) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fastclip.data.images import upright_rgb
 from fastclip.data.loader import BadSample, Tokenizer, leave_group
-from fastclip.data.manifest import Manifest
+from fastclip.data.manifest import Manifest, caption_lines
 from fastclip.data.readers import UNUSABLE
 
 log = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class _Pairs:
 
     def texts(self, number: int) -> list[str]:
         caption = self.manifest.caption_at(self.manifest.place(number))
-        return [line.strip() for line in caption.split("\n") if line.strip()]
+        return caption_lines(caption)
 
 
 class _Batch(NamedTuple):

@@ -54,10 +54,6 @@ def kept_features(
     return found
 
 
-def digest(*words: str) -> str:
-    return blake2b(" ".join(words).encode(), digest_size=16).hexdigest()
-
-
 def _read(file: Path, key: str, device: torch.device) -> ImageFeatures | None:
     if not file.exists():
         return None

@@ -18,44 +18,35 @@ What is missing or does not fit is told with the file and what to do; nothing is
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fastclip.data.images import BadImage
-from fastclip.data.manifest import Manifest, open_manifest
-from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, TABLE_EXTENSIONS, Member, tar_members
+from fastclip.data.manifest import Manifest, caption_lines, digest, open_manifest
+from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, TABLE_EXTENSIONS
+from fastclip.evaluation.shards import (
+    CLASSNAMES,
+    TEMPLATES,
+    TRUTHS,
+    ImagePlace,
+    TaskError,
+    find_shards,
+    read_groups,
+    read_samples,
+    read_text,
+)
 
 log = logging.getLogger(__name__)
 Kind = Literal["classification", "multilabel", "retrieval", "associations"]
 LABELS = {"classification": "cls", "multilabel": "npy", "retrieval": "txt"}  # what a shard's images have
-CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
 DEFAULT_TEMPLATES = ("a photo of a {c}.",)
-
-
-class TaskError(ValueError):
-    """A task's folder cannot be scored as it is."""
-
-
-class ImagePlace(NamedTuple):
-    """Where an image's bytes are: a whole file, or a part of a tar."""
-
-    path: str
-    offset: int = 0
-    size: int = -1
-
-    def read(self) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
 
 
 class Cue(NamedTuple):
@@ -129,7 +120,7 @@ def open_pairs_task(paths: str) -> Task:
         except BadImage:  # it is blank
             continue
         images.append(PairPlace(manifest, sample))
-        captions.append(_caption_lines(caption))
+        captions.append(caption_lines(caption))
     if not images:
         raise TaskError(f"{paths} holds no caption that is not blank; retrieval needs one for each image.")
     if len(images) < len(manifest):
@@ -152,6 +143,9 @@ class PairPlace(NamedTuple):
 
     def read(self) -> bytes:
         return self.manifest.image_at(self.manifest.place(self.sample))
+
+    def caption(self) -> str:
+        return self.manifest.caption_at(self.manifest.place(self.sample))
 
 
 def _is_task(folder: Path) -> bool:
@@ -209,18 +203,18 @@ def _open_class_folders(name: str, folder: Path, classes: list[Path]) -> Task:
 
 
 def _open_shards(name: str, folder: Path) -> Task:
-    shards, kind = _shards(folder), _kind(folder)
+    shards, kind = find_shards(folder), _kind(folder)
     task = Task(name, kind, [])
     if kind != "retrieval":
         task.classnames, task.templates = _classnames(folder), _templates(folder)
     images, groups = [], []
     truths: list[Any] = []
     for shard in shards:
-        for sample in _samples(shard, LABELS[kind]):
+        for sample in read_samples(shard, LABELS[kind]):
             images.append(sample.image)
-            truths.append(_READERS[kind](sample, len(task.classnames)))
+            truths.append(TRUTHS[kind](sample, len(task.classnames)))
             if kind == "classification" and sample.groups is not None:
-                groups.append(_groups(sample))
+                groups.append(read_groups(sample))
             if groups and (len(groups) != len(images) or groups[-1].shape != groups[0].shape):
                 raise TaskError(
                     f"{sample.where}: every image needs as many groups, in a .npy, as the others."
@@ -237,145 +231,17 @@ def _open_shards(name: str, folder: Path) -> Task:
 
 def _kind(folder: Path) -> Kind:
     file = folder / "dataset_type.txt"
-    kind = _text(file).strip().lower() if file.exists() else "classification"
+    kind = read_text(file).strip().lower() if file.exists() else "classification"
     if kind not in LABELS:
         raise TaskError(f"{file} says {kind!r}; it must be one of {', '.join(LABELS)}.")
     return kind  # type: ignore[return-value]
-
-
-def _shards(folder: Path) -> list[Path]:
-    test = folder / "test"
-    stated, there = test / "nshards.txt", {path.name for path in test.glob("*.tar")}
-    if not stated.exists():
-        what = "it holds the number of shards, which are called 0.tar, 1.tar and so on"
-        raise TaskError(f"{stated} is missing; {what}. Get the task again, or write it.")
-    try:
-        count = int(_text(stated))
-    except ValueError:
-        raise TaskError(f"{stated} must hold one number, of how many shards there are.") from None
-    missing = next((n for n in range(max(count, 1)) if f"{n}.tar" not in there), None)
-    if missing is not None:
-        lost = test / f"{missing}.tar"
-        raise TaskError(f"{lost} is missing, and {stated.name} says {count}. Get the task again.")
-    if len(there) > count:
-        raise TaskError(f"{stated} says {count}, and there are {len(there)} shards: mend it, or remove them.")
-    return [test / f"{number}.tar" for number in range(count)]
-
-
-class _Sample(NamedTuple):
-    """An image of a shard, with the bytes of its label and of its groups."""
-
-    where: str
-    image: ImagePlace
-    truth: bytes
-    groups: bytes | None
-
-
-def _samples(shard: Path, label: str) -> Iterator[_Sample]:
-    empty = True
-    with shard.open("rb") as stream:
-        members, damage = tar_members(stream)
-        if damage:
-            raise TaskError(f"{shard}: {damage}. Get it again (a clone may need `git lfs pull`).")
-        for key, parts in _by_key(shard, members).items():
-            image = next((parts[extension] for extension in IMAGE_EXTENSIONS if extension in parts), None)
-            if image is None and label in parts:
-                kinds = ", ".join(IMAGE_EXTENSIONS)
-                raise TaskError(f"{shard}: {key}.{label} has no image ({kinds}) beside it. Get it again.")
-            if image is None:
-                continue
-            if label not in parts:
-                raise TaskError(
-                    f"{shard}: image {key} has no .{label}. Get it again, or name another kind of task in "
-                    "dataset_type.txt."
-                )
-            truth, groups = (_read(stream, parts.get(extension)) for extension in (label, "npy"))
-            place = ImagePlace(str(shard), image.offset, image.size)
-            yield _Sample(f"{shard}: {key}.{label}", place, truth or b"", groups)
-            empty = False
-    if empty:
-        raise TaskError(f"{shard} holds no image. Get it again, or mend nshards.txt.")
-
-
-def _by_key(shard: Path, members: list[Member]) -> dict[str, dict[str, Member]]:
-    """The parts of each sample by extension."""
-    samples: dict[str, dict[str, Member]] = {}
-    for member in members:
-        parts = samples.setdefault(member.key, {})
-        if member.extension in parts:
-            raise TaskError(f"{shard}: {member.key}.{member.extension} is there twice. Get it again.")
-        if member.plain:
-            parts[member.extension] = member
-    return samples
-
-
-def _read(stream: BinaryIO, member: Member | None) -> bytes | None:
-    if member is None:
-        return None
-    stream.seek(member.offset)
-    return stream.read(member.size)
-
-
-def _label(sample: _Sample, classes: int) -> int:
-    try:
-        label = int(sample.truth)
-    except ValueError:
-        raise TaskError(f"{sample.where} holds {sample.truth[:20]!r}, not a class's number.") from None
-    if not 0 <= label < classes:
-        raise TaskError(
-            f"{sample.where} says {label}, and {CLASSNAMES} has {classes} lines, numbered from 0. Get both "
-            "again: they belong to different versions of the task."
-        )
-    return label
-
-
-def _targets(sample: _Sample, classes: int) -> np.ndarray:
-    row = _array(sample.truth, sample.where)
-    if row.shape != (classes,) or not np.isin(row, (0, 1)).all():
-        raise TaskError(
-            f"{sample.where} must hold 0 or 1 for each of the {classes} lines of {CLASSNAMES}; "
-            f"it has {row!r:.60}."
-        )
-    return row.astype(np.int64)
-
-
-def _captions(sample: _Sample, classes: int) -> list[str]:
-    lines = _caption_lines(sample.truth.decode("utf-8", errors="replace"))
-    if not lines:
-        raise TaskError(f"{sample.where} is empty; every image needs a caption.")
-    return lines
-
-
-_READERS = {"classification": _label, "multilabel": _targets, "retrieval": _captions}
-
-
-def _caption_lines(text: str) -> list[str]:
-    return [line.strip() for line in text.split("\n") if line.strip()]
-
-
-def _groups(sample: _Sample) -> np.ndarray:
-    where = f"{sample.where.removesuffix('.cls')}.npy"
-    row = np.atleast_1d(_array(sample.groups or b"", where))
-    if row.ndim != 1 or not len(row) or not np.isfinite(row[0]):
-        raise TaskError(f"{where} must hold the numbers of the image's groups in a row; it has {row!r:.60}.")
-    return row.astype(np.float64)
-
-
-def _array(data: bytes, where: str) -> np.ndarray:
-    try:
-        row = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except Exception as error:  # damaged bytes can raise anything
-        raise TaskError(f"{where} cannot be read: {error}. Get it again.") from None
-    if row.dtype.kind not in "biuf":
-        raise TaskError(f"{where} holds {row.dtype}; it must hold numbers.")
-    return row
 
 
 def _open_associations(name: str, folder: Path) -> Task:
     path = folder / "associations.jsonl"
     numbers: dict[str, int] = {}
     cues = []
-    for line, text in enumerate(_text(path).rstrip().split("\n"), start=1):
+    for line, text in enumerate(read_text(path).rstrip().split("\n"), start=1):
         cue, candidates, associations = _read_cue(text, f"{path}, line {line}")
         for candidate in candidates:
             numbers.setdefault(candidate, len(numbers))
@@ -417,7 +283,7 @@ def _templates(folder: Path) -> list[str]:
 
 def _lines(path: Path, what: str) -> list[str]:
     """Without empty lines at the end; one before it would give every class after it another number."""
-    text = _text(path).rstrip() if path.exists() else ""
+    text = read_text(path).rstrip() if path.exists() else ""
     if not text:
         raise TaskError(f"{path} is missing or empty; it holds {what}.")
     lines = [line.strip() for line in text.split("\n")]
@@ -426,19 +292,12 @@ def _lines(path: Path, what: str) -> list[str]:
     return lines
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path} is not text in UTF-8 ({error}); save it as such.") from None
-
-
 def _take_fingerprints(task: Task, source: Sequence = ()) -> None:
     places = [(os.path.abspath(place.path), *place[1:]) for place in task.images]
     stamps = [_stamp(path) for path in sorted({place.path for place in task.images})]
-    task.images_fingerprint = _digest([places, stamps, source])
+    task.images_fingerprint = digest([places, stamps, source])
     about = [task.kind, task.classnames, task.templates, task.captions, task.cues]
-    task.fingerprint = _digest([task.images_fingerprint, *about])
+    task.fingerprint = digest([task.images_fingerprint, *about])
 
 
 def _stamp(path: str) -> list:
@@ -447,7 +306,3 @@ def _stamp(path: str) -> list:
     except OSError:  # elsewhere, or gone: its image will be left out
         return [os.path.abspath(path)]
     return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
-
-
-def _digest(about: list) -> str:
-    return blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()

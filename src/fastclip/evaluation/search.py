@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from fastclip.data.cache import cache_folder, is_remote
-from fastclip.data.images import upright_rgb
-from fastclip.data.manifest import open_manifest
+from fastclip.data.images import BadImage, upright_rgb
+from fastclip.data.manifest import caption_lines, digest, open_manifest
 from fastclip.data.sheet import draw_sheet
-from fastclip.data.sources import IMAGE_EXTENSIONS, find_files, tar_members
+from fastclip.data.sources import (
+    FOLDER_TABLES,
+    IMAGE_EXTENSIONS,
+    File,
+    Pair,
+    find_files,
+    read_pairs,
+    tar_members,
+)
 from fastclip.evaluation.features import Encoder, ImageFeatures
-from fastclip.evaluation.kept import digest, kept_features, model_key
-from fastclip.evaluation.layout import ImagePlace, PairPlace
+from fastclip.evaluation.kept import kept_features, model_key
+from fastclip.evaluation.layout import PairPlace
+from fastclip.evaluation.shards import ImagePlace
 from fastclip.loading import Model, load
 
 log = logging.getLogger(__name__)
@@ -34,11 +44,33 @@ class Match(NamedTuple):
     """The cosine between the features."""
 
 
+class CaptionMatch(NamedTuple):
+    """A caption that was found."""
+
+    text: str
+    score: float
+    """The cosine between the features."""
+
+
 class Picture(NamedTuple):
-    """Where a picture is, and what it is called."""
+    """Where a picture is, what it is called, and what is said of it."""
 
     name: str
     place: ImagePlace | PairPlace
+    text: ImagePlace | str = ""
+    """Its captions, or where they are; a pair knows its own."""
+
+    @property
+    def captions(self) -> list[str]:
+        """One for each line; none if there are none, or they cannot be read."""
+        try:
+            if isinstance(self.place, PairPlace):
+                return caption_lines(self.place.caption())
+            if isinstance(self.text, str):
+                return caption_lines(self.text)
+            return caption_lines(self.text.read().decode("utf-8-sig", errors="replace"))
+        except (OSError, BadImage):
+            return []
 
 
 class Pictures:
@@ -85,16 +117,37 @@ class Index:
             workers=workers,
         )
         file = _index_file(Path(model).expanduser(), images)
-        key = digest(model_key(loaded.towers, None), pictures.fingerprint)
+        key = digest([model_key(loaded.towers, None), pictures.fingerprint])
         return cls(pictures, loaded, kept_features(pictures, encoder, file, key, progress))
 
     def by_text(self, text: str, top: int) -> list[Match]:
         """The pictures that fit the words best, the best first."""
         return self._nearest(self.model.encode_text(text)[0], top)
 
-    def by_image(self, image: Path, top: int) -> list[Match]:
+    def by_image(self, image: Image.Image | Path, top: int) -> list[Match]:
         """The pictures that are most like this one."""
         return self._nearest(self.model.encode_image(image)[0], top)
+
+    def captions_for(self, image: Image.Image | Path, top: int) -> list[CaptionMatch]:
+        """Of the captions of all pictures, those that fit this one best, the best first."""
+        if not self.captions:
+            return []
+        scores = self._caption_md @ self.model.encode_image(image)[0]
+        best = scores.argsort(descending=True, stable=True)[:top]
+        return [
+            CaptionMatch(self.captions[number], score)
+            for number, score in zip(best.tolist(), scores[best].tolist(), strict=True)
+        ]
+
+    @cached_property
+    def captions(self) -> list[str]:
+        """What is said of the pictures that can be used, in their order, each once."""
+        kept = (self.pictures.pictures[number] for number in self.features.kept_b.tolist())
+        return list(dict.fromkeys(caption for picture in kept for caption in picture.captions))
+
+    @cached_property
+    def _caption_md(self) -> Tensor:
+        return self.model.encode_text(self.captions)
 
     def draw(self, matches: list[Match], path: Path) -> None:
         """A contact sheet, the best first."""
@@ -129,28 +182,52 @@ def list_pictures(images: str) -> Pictures:
     manifest = open_manifest(images)
     pictures = [Picture(manifest.where(i), PairPlace(manifest, i)) for i in range(len(manifest))]
     stamps = [_stamp(path) for path in sorted({Path(picture.name) for picture in pictures})]
-    return Pictures(pictures, digest(manifest.fingerprint, json.dumps(stamps)))
+    return Pictures(pictures, digest([manifest.fingerprint, stamps]))
 
 
 def _in_files(folder: Path, loose: list[Path], tars: list[Path]) -> Pictures:
-    pictures = [Picture(str(path.relative_to(folder)), ImagePlace(str(path))) for path in loose]
+    told = _captions_in_tables(folder)
+    pictures = []
+    for path in loose:
+        name, beside = str(path.relative_to(folder)), path.with_suffix(".txt")
+        text = ImagePlace(str(beside)) if beside.exists() else told.get(name, "")
+        pictures.append(Picture(name, ImagePlace(str(path)), text))
     for path in tars:
         with path.open("rb") as stream:
             members, damage = tar_members(stream)
         if damage:
             log.warning("%s: %s; the pictures before it are used.", path, damage)
+        plain = [member for member in members if member.plain]
+        texts = {
+            member.key: ImagePlace(str(path), member.offset, member.size)
+            for member in plain
+            if member.extension == "txt"
+        }
         pictures += [
             Picture(
                 f"{path.relative_to(folder)}/{member.key}.{member.extension}",
                 ImagePlace(str(path), member.offset, member.size),
+                texts.get(member.key, ""),
             )
-            for member in members
-            if member.plain and member.extension in IMAGE_EXTENSIONS
+            for member in plain
+            if member.extension in IMAGE_EXTENSIONS
         ]
     if not pictures:
         raise ValueError(f"{tars[0]} holds no pictures ({', '.join(IMAGE_EXTENSIONS)}).")
     stamps = [[str(path.relative_to(folder)), *_stamp(path)] for path in (*loose, *tars)]
-    return Pictures(pictures, digest(json.dumps(stamps)))
+    return Pictures(pictures, digest(stamps))
+
+
+def _captions_in_tables(folder: Path) -> dict[str, str]:
+    """By the picture's name, from metadata.jsonl or captions.csv."""
+    if not any((folder / name).exists() for name in FOLDER_TABLES):
+        return {}
+    found = read_pairs(File(str(folder), "folder"))
+    return {
+        pair.image: pair.caption
+        for pair in found
+        if isinstance(pair, Pair) and isinstance(pair.image, str) and isinstance(pair.caption, str)
+    }
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -166,4 +243,4 @@ def _index_file(model: Path, images: str) -> Path:
     name = digest(os.path.abspath(Path(images).expanduser()))
     if (model / "checkpoints").is_dir():
         return model / "search" / f"{name}.safetensors"
-    return cache_folder("search") / f"{digest(os.path.abspath(model), name)}.safetensors"
+    return cache_folder("search") / f"{digest([os.path.abspath(model), name])}.safetensors"

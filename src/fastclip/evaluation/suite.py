@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fastclip.data.cache import cache_folder
+from fastclip.data.manifest import digest
 from fastclip.evaluation.features import Encoder
-from fastclip.evaluation.kept import digest, kept_features
+from fastclip.evaluation.kept import kept_features
 from fastclip.evaluation.layout import Task, open_pairs_task, open_task
 from fastclip.evaluation.tasks import measure_of
 from fastclip.evaluation.zero_shot import score
@@ -60,7 +61,7 @@ def evaluate(
     for name, folder in folders.items():
         try:
             task = _open_together(name, folder, encoder)
-            key = digest(VERSION, model_key, task.fingerprint)
+            key = digest([VERSION, model_key, task.fingerprint])
             known = (done or {}).get(key)
             if encoder.all_agree(known is not None) and known is not None:
                 yield known
@@ -118,7 +119,7 @@ def _score(
     key: str,
     progress: Callable[[int, int], None] | None,
 ) -> Result:
-    features_key = digest(model_key, task.images_fingerprint)
+    features_key = digest([model_key, task.images_fingerprint])
     file = cache_folder("features") / f"{features_key}.safetensors"
     images = kept_features(task, encoder, file, features_key, progress)
     measure = measure_of(task.name, task.kind)

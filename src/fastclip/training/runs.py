@@ -8,8 +8,9 @@ from typing import Literal
 
 import torch
 
-from fastclip.model import CONFIG_FILE, TwoTowers, build_model
+from fastclip.model import TwoTowers, build_model
 from fastclip.training.checkpoint import load, read_facts, tensor_names
+from fastclip.weights import CONFIG_FILE
 
 Which = Literal["last", "best"]
 
