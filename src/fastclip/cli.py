@@ -23,6 +23,8 @@ VERBS = {
     "export": ("fastclip.training.commands", "export", "write a run's model as a folder for open_clip"),
     "eval": ("fastclip.evaluation.commands", "evaluate", "score a model on tasks it was not trained for"),
     "search": ("fastclip.evaluation.commands", "search", "find pictures by words, or by a picture"),
+    "report": ("fastclip.report.commands", "report", "a page about a run: curves, scores, what it finds"),
+    "demo": ("fastclip.demo.commands", "demo", "a page to play with a model: type words, drop pictures"),
     "data get": (
         "fastclip.data.commands",
         "get",
@@ -36,7 +38,12 @@ VERBS = {
     "data check": ("fastclip.data.commands", "check", "a doctor's page of a collection, before a long run"),
 }
 MANY_PATHS = ("data index", "data check")
-POSITIONS = {"eval": ("model",), "search": ("model", "images", "text")}  # words without a name, in order
+POSITIONS = {  # words without a name, in order
+    "eval": ("model",),
+    "search": ("model", "images", "text"),
+    "report": ("run",),
+    "demo": ("model",),
+}
 OWN_OPTIONS = ("train",)  # these read their words themselves
 
 

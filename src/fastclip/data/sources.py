@@ -14,7 +14,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from fastclip.data.cache import is_remote, local_copy, remote_glob
 
@@ -34,6 +34,7 @@ IMAGE_COLUMNS = (
     "path",
     "jpg",
     "png",
+    "webp",
 )
 CAPTION_COLUMNS = ("title", "caption", "text", "txt", "description", "sentence", "prompt", "captions")
 NO_FILE, EMPTY_FILE = "image file not found", "image of 0 bytes"
@@ -137,9 +138,15 @@ def _find_in_folder(path: str) -> list[File]:
     if any(name in FOLDER_TABLES for name in names):
         return [File(path, "folder")]
     tables = [n for n in names if n.rsplit(".", 1)[-1].lower() in TABLE_EXTENSIONS]
-    if tables:
+    if tables and not _holds_files_of_img2dataset(path, names):
         return [File(os.path.join(path, name), "table") for name in tables]
     return [File(path, "folder")]
+
+
+def _holds_files_of_img2dataset(path: str, names: list[str]) -> bool:
+    """Images in folders 00000/, and beside each its records: 00000.parquet and 00000_stats.json."""
+    stems = [name.removesuffix("_stats.json") for name in names if name.endswith("_stats.json")]
+    return any(os.path.isdir(os.path.join(path, stem)) and f"{stem}.parquet" in names for stem in stems)
 
 
 def read_pairs(file: File, columns: tuple[str | None, str | None] = (None, None)) -> Iterator[Pair | Problem]:
@@ -330,17 +337,32 @@ def _read_parquet(file: File, columns: tuple[str | None, str | None]) -> Iterato
         raise SourceError(f"{file.path} is not a readable Parquet file: {error}") from error
     image_column, caption_column = find_columns(file.path, table.schema_arrow.names, columns)
     kind = table.schema_arrow.field(image_column).type
-    holds_bytes = pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    plain_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    holds_bytes = plain_bytes or pa.types.is_struct(kind)
     wanted = [caption_column] if holds_bytes else [image_column, caption_column]
     row = 0
-    for batch in table.iter_batches(columns=wanted):
-        values = batch.to_pydict()
+    for group in range(table.num_row_groups):
+        empty = _empty_rows(table, group, image_column) if plain_bytes else set()
+        values = table.read_row_group(group, columns=wanted).to_pydict()
         for i, caption in enumerate(values[caption_column]):
-            if holds_bytes:
+            if i in empty:
+                yield Problem(file.path, f"row {row}", "the row holds no image")
+            elif holds_bytes:
                 yield _pair(file.path, f"row {row}", row, caption)
             else:
                 yield _file_pair(file.path, values[image_column][i], caption)
             row += 1
+
+
+def _empty_rows(table: Any, group: int, column: str) -> set[int]:
+    """Rows of a group with null for an image, as img2dataset leaves of what it could not download."""
+    about = table.metadata.row_group(group)
+    chunks = [about.column(number) for number in range(about.num_columns)]
+    known = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == column)
+    if known is not None and known.has_null_count and known.null_count == 0:
+        return set()  # told without reading the images
+    nulls = table.read_row_group(group, columns=[column]).column(0).is_null()
+    return {i for i, null in enumerate(nulls.to_pylist()) if null}
 
 
 def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:

@@ -175,7 +175,7 @@ def _score_all(
             for result in evaluate(folders, encoder, model_key(towers, autocast), done=done, progress=show):
                 bars.close()
                 results.append(result)
-                if world.main and result.key not in done:
+                if world.main and done.get(result.key) != result:
                     append_result(file, result)
         return results if world.main else None
 

@@ -33,6 +33,7 @@ from fastclip.evaluation.shards import ImagePlace
 from fastclip.loading import Model, load
 
 log = logging.getLogger(__name__)
+_CAPTIONS_AT_ONCE = 1024
 
 
 class Match(NamedTuple):
@@ -94,12 +95,13 @@ class Index:
 
     def __init__(self, pictures: Pictures, model: Model, features: ImageFeatures):
         self.pictures, self.model, self.features = pictures, model, features
+        self._caption_md: Tensor | None = None
 
     @classmethod
     def open(
         cls,
         model: str,
-        images: str,
+        images: str | list[str],
         pretrained: str | None = None,
         checkpoint: Literal["last", "best"] = "last",
         workers: int = 2,
@@ -130,7 +132,9 @@ class Index:
 
     def captions_for(self, image: Image.Image | Path, top: int) -> list[CaptionMatch]:
         """Of the captions of all pictures, those that fit this one best, the best first."""
-        if not self.captions:
+        if self._caption_md is None:
+            self.encode_captions()
+        if self._caption_md is None:
             return []
         scores = self._caption_md @ self.model.encode_image(image)[0]
         best = scores.argsort(descending=True, stable=True)[:top]
@@ -145,9 +149,14 @@ class Index:
         kept = (self.pictures.pictures[number] for number in self.features.kept_b.tolist())
         return list(dict.fromkeys(caption for picture in kept for caption in picture.captions))
 
-    @cached_property
-    def _caption_md(self) -> Tensor:
-        return self.model.encode_text(self.captions)
+    def encode_captions(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Once, before the first question; `progress(done, total)` counts captions."""
+        parts = []
+        for start in range(0, len(self.captions), _CAPTIONS_AT_ONCE):
+            parts.append(self.model.encode_text(self.captions[start : start + _CAPTIONS_AT_ONCE]))
+            if progress is not None:
+                progress(start + len(parts[-1]), len(self.captions))
+        self._caption_md = torch.cat(parts) if parts else None
 
     def draw(self, matches: list[Match], path: Path) -> None:
         """A contact sheet, the best first."""
@@ -166,10 +175,11 @@ class Index:
         ]
 
 
-def list_pictures(images: str) -> Pictures:
+def list_pictures(images: str | list[str]) -> Pictures:
     """The pictures in a folder and the folders in it, also those in tars; or those of any pairs."""
-    folder = Path(images).expanduser()
-    if folder.is_dir():
+    paths = [images] if isinstance(images, str) else images
+    folder = Path(paths[0]).expanduser()
+    if len(paths) == 1 and folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         loose = [path for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS]
         tars = [path for path in files if path.suffix == ".tar"]
@@ -238,9 +248,10 @@ def _stamp(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _index_file(model: Path, images: str) -> Path:
+def _index_file(model: Path, images: str | list[str]) -> Path:
     """RUN/search for a run; in the cache for a model that has no folder of its own to write into."""
-    name = digest(os.path.abspath(Path(images).expanduser()))
+    paths = [images] if isinstance(images, str) else images
+    name = digest([os.path.abspath(Path(path).expanduser()) for path in paths])
     if (model / "checkpoints").is_dir():
         return model / "search" / f"{name}.safetensors"
     return cache_folder("search") / f"{digest([os.path.abspath(model), name])}.safetensors"

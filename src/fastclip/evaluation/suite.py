@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fastclip.data.cache import cache_folder
@@ -35,6 +35,8 @@ class Result:
     unusable: int = 0
     """Of the images; they were left out."""
     error: str = ""
+    model: str = ""
+    """`kept.model_key` of the model that was scored."""
 
     @property
     def value(self) -> float | None:
@@ -64,7 +66,7 @@ def evaluate(
             key = digest([VERSION, model_key, task.fingerprint])
             known = (done or {}).get(key)
             if encoder.all_agree(known is not None) and known is not None:
-                yield known
+                yield replace(known, model=model_key)
             else:
                 yield _score(task, encoder, model_key, key, progress(name) if progress else None)
         except (OSError, ValueError, RuntimeError) as error:
@@ -124,7 +126,14 @@ def _score(
     images = kept_features(task, encoder, file, features_key, progress)
     measure = measure_of(task.name, task.kind)
     result = Result(
-        task.name, key, task.kind, measure, score(task, encoder, images), len(task), len(images.bad)
+        task.name,
+        key,
+        task.kind,
+        measure,
+        score(task, encoder, images),
+        len(task),
+        len(images.bad),
+        model=model_key,
     )
     if result.value is None:  # a task of DataComp by its name, but without what it takes
         result.error = (

@@ -30,14 +30,18 @@ def train(words: list[str]) -> None:
 def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -> None:
     """Write a run's model as a folder that open_clip loads: create_model_and_transforms("local-dir:OUT").
 
+    A model card lies beside the weights, so that the folder can be put on the Hugging Face hub as it is:
+    `hf upload OWNER/NAME OUT`. Export again after `fastclip eval RUN` to bring its scores into the card.
+
     Args:
         run: the run's folder, e.g. runs/emoji-fastclip-v3.
         out: the folder to write; an earlier export there is replaced.
         checkpoint: the last one, or the best by evaluate.best.
     """
+    from fastclip.training.card import model_card
     from fastclip.training.export import export as write
-    from fastclip.training.runs import load_model
+    from fastclip.training.runs import find_checkpoint, load_model
 
     model, tau = load_model(run, checkpoint)
-    folder = write(model, out, tau=tau)
+    folder = write(model, out, tau=tau, card=model_card(run, find_checkpoint(run, checkpoint), model, tau))
     print(f'{folder} is ready: open_clip.create_model_and_transforms("local-dir:{folder}").')

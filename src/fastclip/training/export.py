@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastclip.data.cache import written_aside
-from fastclip.model import CONFIG_FILE, TwoTowers, build_model, find_model
+from fastclip.model import TwoTowers, build_model, find_model
+from fastclip.weights import CONFIG_FILE
 
 SAFETENSORS_FILE = "open_clip_model.safetensors"
 TORCH_FILE = "open_clip_model.pt"
@@ -28,14 +29,13 @@ def export(model: TwoTowers, folder: Path, *, tau: float | None, card: str = "")
 
     Args:
         tau: the temperature that goes into logit_scale; None leaves the model's own.
-        card: the text of README.md.
+        card: the text of README.md; see `card.model_card`.
     """
     if tau is not None and not 0 < tau < inf:
         raise ValueError(f"tau={tau} must be positive; try 0.07.")
     folder = folder.expanduser().resolve()
-    config = {"model_cfg": model.model_cfg, "preprocess_cfg": model.preprocess_cfg}
     with written_aside(folder) as part:
-        (part / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_model_config(model, part)
         if model.model_cfg["text_cfg"].get("hf_tokenizer_name"):  # open_clip looks for its files here
             model.tokenizer().save_pretrained(part)
         _check_replaceable(folder, {path.name for path in part.iterdir()})
@@ -46,6 +46,12 @@ def export(model: TwoTowers, folder: Path, *, tau: float | None, card: str = "")
         shutil.copymode(part / CONFIG_FILE, part / SAFETENSORS_FILE)  # safetensors lets no one else read it
         torch.save({"state_dict": state}, part / TORCH_FILE)
     return folder
+
+
+def write_model_config(model: TwoTowers, folder: Path) -> None:
+    """The file from which open_clip, and we, build the same model again without its weights."""
+    config = {"model_cfg": model.model_cfg, "preprocess_cfg": model.preprocess_cfg}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def load_exported(folder: Path | str, device: torch.device | str = "cpu") -> TwoTowers:

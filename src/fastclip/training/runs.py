@@ -1,13 +1,17 @@
-"""A run's folder, read again: the model of one of its checkpoints."""
+"""A run's folder, read again: the model of one of its checkpoints, and the pairs it was evaluated on."""
 
 from __future__ import annotations
 
+import os
 from math import exp
 from pathlib import Path
 from typing import Literal
 
 import torch
+import yaml
 
+from fastclip.data.cache import is_remote
+from fastclip.data.sources import find_files
 from fastclip.model import TwoTowers, build_model
 from fastclip.training.checkpoint import load, read_facts, tensor_names
 from fastclip.weights import CONFIG_FILE
@@ -41,6 +45,31 @@ def find_checkpoint(run: Path, which: Which) -> Path:
             f"{run} has no best checkpoint: it was trained without evaluate.pairs. Take the last one."
         )
     raise FileNotFoundError(f"{run} has no checkpoint yet.")
+
+
+def evaluation_pairs(run: Path) -> list[str]:
+    """What the run's config names as evaluate.pairs; none if it names none, or cannot be read.
+
+    Relative paths are seen from here, or else from where the run was trained, by what it calls its folder.
+    """
+    try:
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        named, out = config["evaluate"]["pairs"] or [], Path(config.get("out") or "")
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
+        return []
+    paths, here = [named] if isinstance(named, str) else named, Path(os.path.abspath(run)).parts
+    if out.is_absolute() or here[-len(out.parts) :] != out.parts or _are_there(paths):
+        return paths
+    base = Path(*here[: -len(out.parts)])
+    moved = [path if is_remote(path) else str(base / path) for path in paths]
+    return moved if _are_there(moved) else paths
+
+
+def _are_there(paths: list[str]) -> bool:
+    try:
+        return bool(find_files(paths))
+    except (OSError, ValueError):
+        return False
 
 
 def _tau(path: Path, names: dict, config: dict) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from platform import python_version
@@ -12,17 +11,18 @@ import torch.distributed as dist
 
 from fastclip import __version__
 from fastclip.data.loader import Batch, PairLoader
-from fastclip.model import CONFIG_FILE, TwoTowers
 from fastclip.optim import SLOW_TAU, learning_rate, set_learning_rate
 from fastclip.training.build import build_learner, build_pairs, build_towers, total_steps, warmup_steps
+from fastclip.training.card import model_card
 from fastclip.training.checkpoint import CheckpointError, Checkpoints, load, read_facts
 from fastclip.training.config import TrainConfig, as_dict
 from fastclip.training.evaluator import Evaluator
-from fastclip.training.export import export
+from fastclip.training.export import export, write_model_config
 from fastclip.training.interrupts import Interrupts, StoppedCleanly
 from fastclip.training.launch import World
 from fastclip.training.recipes import write_config
 from fastclip.training.resolve import differences, loss_settings, optim_row
+from fastclip.training.runs import find_checkpoint
 from fastclip.training.step import StepResult
 from fastclip.training.tally import Clock, Tally
 from fastclip.training.telemetry import Plan, Silence, Telemetry, truncate_metrics
@@ -256,11 +256,12 @@ class Trainer:
                 dist.broadcast(buffer, src=0)
 
     def export(self, folder: Path) -> Path:
-        """The model as open_clip loads it."""
+        """The model as open_clip loads it, with its card: what was saved last."""
         self._agree_on_buffers()
-        tau = self.learner.tau()
+        towers, tau = self.learner.towers, self.learner.tau()
         if self.world.main:
-            export(self.learner.towers, folder, tau=tau)
+            card = model_card(self.folder, find_checkpoint(self.folder, "last"), towers, tau)
+            export(towers, folder, tau=tau, card=card)
         self.world.barrier()
         return folder
 
@@ -281,12 +282,6 @@ class Trainer:
         return Telemetry(
             plan, tensorboard=config.log.tensorboard, wandb_project=config.log.wandb, config=as_dict(config)
         )
-
-
-def write_model_config(towers: TwoTowers, folder: Path) -> None:
-    """The model's own config beside the run's: the folder can be read wherever it goes."""
-    config = {"model_cfg": towers.model_cfg, "preprocess_cfg": towers.preprocess_cfg}
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2))
 
 
 def make_writable(folder: Path) -> None:

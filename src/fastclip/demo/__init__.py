@@ -1,0 +1,1 @@
+"""A local web page to play with a trained model: `fastclip demo RUN`."""

@@ -1,0 +1,120 @@
+"""Plots are the same bytes each time, carry no colour of their own, and clash with nothing on the page."""
+
+import re
+import xml.etree.ElementTree as ET
+from math import nan
+
+import pytest
+
+from fastclip.report.curves import Band, Curve, Level, Line, curves
+from fastclip.report.plots import _short, draw, thinned
+from fastclip.report.run import read_run
+from tests.report.folders import make_run
+
+
+def curve(key="loss", labels=("a",), y=(3.0, 2.0, 1.0), **more):
+    lines = [Line(label, [float(i) for i in range(len(y))], list(y)) for label in labels]
+    return Curve(key, "Loss", "nats", "It falls.", lines, latest="1", **more)
+
+
+RICH = curve(
+    labels=("a", "b"), band=Band("band", [0.0, 1.0], [0.0, 0.0], [1.0, 2.0]), levels=(Level("ρ", 2.0),)
+)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """All plots of a run, one after another."""
+    run = read_run(make_run(tmp_path_factory.mktemp("runs") / "a"))
+    return [draw(curve) for curve in curves(run)]
+
+
+def test_the_same_curve_gives_the_same_bytes():
+    assert draw(RICH) == draw(RICH)
+
+
+def test_plots_on_one_page_share_no_id(page):
+    ids = [found for svg in page for found in re.findall(r'\bid="([^"]+)"', svg)]
+    assert ids
+    assert len(ids) == len(set(ids))
+
+
+def test_every_reference_has_its_target(page):
+    for svg in page:
+        targets = set(re.findall(r'\bid="([^"]+)"', svg))
+        used = set(re.findall(r"url\(#([^)]+)\)", svg)) | set(re.findall(r'href="#([^"]+)"', svg))
+        assert used
+        assert used <= targets
+
+
+def test_colours_are_the_pages_variables(page):
+    for svg in page:
+        assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)
+        assert "var(--line-1)" in svg
+
+
+def test_nothing_leads_out_of_the_page_and_no_style_leaks_into_it(page):
+    for svg in page:
+        assert "http" not in svg
+        assert "<style" not in svg
+        assert "<metadata" not in svg
+
+
+def test_a_plot_has_a_name_for_who_does_not_see_it():
+    root = ET.fromstring(draw(curve()))
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "Loss against epochs, at the end 1"
+
+
+def test_axes_and_lines_are_named_in_letters():
+    svg = draw(RICH)
+    texts = [element.text for element in ET.fromstring(svg).iter("text")]
+    assert {"epochs", "nats", "a", "b", "band", "ρ"} <= set(texts)
+
+
+def test_one_line_alone_has_no_legend():
+    texts = [element.text for element in ET.fromstring(draw(curve(labels=("alone",)))).iter("text")]
+    assert "alone" not in texts
+
+
+def test_names_are_text_and_never_markup_or_formulas():
+    names = ("<script>1</script>", "$a_1$ & b", "__hidden", "bell\x07\ud800", 30 * "long")
+    texts = [element.text for element in ET.fromstring(draw(curve(labels=names))).iter("text")]
+    assert {"<script>1</script>", "$a_1$ & b", "hidden", "bell��", "longlonglonglonglongl…"} <= set(texts)
+
+
+def test_lines_differ_without_colours():
+    svg = draw(curve(labels=("a", "b", "c", "d", "e")))
+    assert len(set(re.findall(r"stroke-dasharray: ([^;\"]+)", svg))) >= 4
+
+
+def test_one_point_is_seen():
+    assert "<use" in draw(curve(y=(1.0,)))
+
+
+def test_gaps_do_not_stop_a_plot():
+    assert draw(curve(y=(1.0, nan, 2.0))).startswith("<svg")
+
+
+def test_a_thinned_line_keeps_its_ends_and_its_peaks():
+    x = [float(i) for i in range(10_000)]
+    y = [0.0] * 10_000
+    y[1234], y[8765] = 99.0, -99.0
+    kept_x, kept_y = thinned(x, y)
+    assert len(kept_x) <= 600
+    assert kept_x == sorted(kept_x)
+    assert {(1234.0, 99.0), (8765.0, -99.0)} <= set(zip(kept_x, kept_y, strict=True))
+    assert (kept_x[0], kept_x[-1]) == (0.0, 9999.0)
+
+
+def test_a_long_run_gives_a_small_plot():
+    y = [float(i * 7919 % 1000) for i in range(50_000)]
+    assert len(draw(curve(y=y))) < 60_000
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (2.5e-4, "0.00025"), (5e-6, "5e−6"), (-2.0, "−2"), (1500.0, "1500"), (2e6, "2e6")],
+)
+def test_numbers_at_the_axes_are_short(value, text):
+    assert _short(value) == text

@@ -1,0 +1,116 @@
+"""The wheel as a stranger gets it: built, installed beside nothing of ours, used in an empty folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "fastclip"
+LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
+HEAVY = ("torch", "numpy", "jsonargparse", "open_clip", "PIL", "rich")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy of the sources, so that no build folder stays in the tree."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in ("src", "tests", "benchmarks"):
+        shutil.copytree(ROOT / name, tree / name, ignore=LEFT_BEHIND)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    out = tmp_path_factory.mktemp("wheel")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(out)]
+    run([sys.executable, "-m", "pip", "wheel", ".", *options], cwd=tree)
+    (found,) = out.iterdir()
+    return found
+
+
+class Stranger:
+    """An environment with the wheel and our dependencies, a home, and an empty folder to work in."""
+
+    def __init__(self, folder, wheel):
+        self.python = folder / "venv" / "bin" / "python"
+        run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
+        options = ["--no-deps", "--no-index", "--no-compile", "--quiet"]
+        run([sys.executable, "-m", "pip", "--python", str(self.python), "install", *options, str(wheel)])
+        paths = sysconfig.get_paths(vars={"base": str(folder / "venv")})
+        self.packages = Path(paths["purelib"])
+        # Of a folder named here, .pth files are not read: our editable install stays unknown
+        borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        (self.packages / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
+        self.home, self.work = folder / "home", folder / "work"
+        self.home.mkdir()
+        self.work.mkdir()
+        self.environment = {
+            "HOME": str(self.home),
+            "FASTCLIP_CACHE": str(self.home / "cache"),
+            "PATH": f"{self.python.parent}:{os.defpath}",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "LANG": "C.UTF-8",
+        }
+
+    def run(self, *words):
+        return run([str(word) for word in words], cwd=self.work, env=self.environment)
+
+
+def run(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, **options)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def stranger(wheel, tmp_path_factory):
+    return Stranger(tmp_path_factory.mktemp("stranger"), wheel)
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    ours = [path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    expected = {path.relative_to(PACKAGE.parent).as_posix() for path in ours}
+    assert {Path(name).suffix for name in expected} >= {".py", ".json", ".yaml", ".csv"}
+    assert packed - expected == set()
+    assert expected - packed == set(), "package-data of pyproject.toml lacks these"
+
+
+def test_what_is_installed_is_the_wheel_and_not_this_tree(stranger):
+    code = "import fastclip; print(fastclip.__file__)"
+    assert Path(stranger.run("python", "-c", code).stdout.strip()).is_relative_to(stranger.packages)
+
+
+def test_help_is_instant_for_it_imports_nothing_heavy(stranger):
+    script = stranger.python.with_name("fastclip")
+    done = stranger.run("python", "-X", "importtime", script, "--help")
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "fastclip.cli" in imported
+    assert not imported & {*HEAVY}
+    assert "fastclip train" in done.stdout
+
+
+def test_version_and_the_recipes_are_told(stranger, wheel):
+    assert stranger.run("fastclip", "--version").stdout == f"fastclip {wheel.name.split('-')[1]}\n"
+    told = stranger.run("fastclip", "train", "--help").stdout
+    missing = [path.stem for path in (PACKAGE / "recipes").glob("*.yaml") if path.stem not in told]
+    assert not missing
+
+
+@pytest.mark.timeout(300)  # three programs that import torch, one after another
+def test_the_first_commands_of_a_stranger_give_a_model(stranger):
+    """`fastclip data get scenes` and `fastclip train --config scenes`, one epoch of one shard."""
+    stranger.run("fastclip", "data", "get", "scenes")
+    shorter = ["--data.train", "data/scenes/train/00000.tar", "--epochs", "1"]
+    stranger.run("fastclip", "train", "--config", "scenes", *shorter)
+    model = stranger.work / "runs" / "scenes-fastclip-v3" / "model"
+    names = {"README.md", "open_clip_config.json", "open_clip_model.pt", "open_clip_model.safetensors"}
+    assert {path.name for path in model.iterdir()} == names
+    code = f"import fastclip; print(fastclip.load({str(model)!r}).encode_text('a red circle').norm().item())"
+    assert float(stranger.run("python", "-c", code).stdout) == pytest.approx(1)
+    assert {path.name for path in stranger.work.iterdir()} == {"data", "runs"}
