@@ -1,48 +1,149 @@
-"""Every program in the documents runs as it stands."""
+"""Every command and program in the documents runs as it stands, or says what it needs that a test has not."""
 
+import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.commands import commands, read_options, remove_runs_of, run_python, run_shell
+from tests.workshop import build_workshop, copy_workshop
+
 ROOT = Path(__file__).parent.parent
-MARKED = re.compile(r"<!-- run: (?P<how>[^\n]+) -->\n```(?:python)?\n(?P<code>.*?)```", re.DOTALL)
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PROGRAMS = "fastclip|make|torchrun|srun|sbatch|pip|python3?|img2dataset|npm|hf|git|bash|cp|cd|export"
+COMMAND = re.compile(rf"^(\$ )?({PROGRAMS})\s", re.M)
+NEEDS = {
+    "gpu": "one or more GPUs",
+    "network": "downloads",
+    "slurm": "a cluster",
+    "browser": "a person who looks at a page",
+    "minutes": "longer than a test may take",
+    "loop": "a training loop of the reader's own: it is a part of a program",
+}
 
 
-def programs():
-    """How to run it, and the code, of each fenced program marked `<!-- run: … -->`."""
-    for path in sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]):
-        for number, match in enumerate(MARKED.finditer(path.read_text()), start=1):
-            yield pytest.param(match["how"], match["code"], id=f"{path.name}-{number}")
+@dataclass(frozen=True)
+class Block:
+    """A fenced block with the marker on the line before it, e.g. `<!-- run: shell -->`."""
+
+    path: Path
+    line: int
+    language: str
+    verb: str
+    """run, needs, or nothing."""
+    how: str
+    code: str
+
+    def __str__(self):
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def is_runnable(self):
+        return self.language == "python" or COMMAND.search(self.code)
 
 
-@pytest.mark.parametrize(("how", "code"), programs())
-def test_program_runs(how, code, tmp_path):
-    script = tmp_path / "example"
-    script.write_text(code)
-    name, *options = how.split()
-    python = str(Path(sys.executable).parent)
-    launcher = {
-        "python": [sys.executable],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-        "shell": ["bash", "-euo", "pipefail"],
-    }
-    command = [*launcher[name], *options, str(script)]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{python}:{os.environ['PATH']}",
-        "FASTCLIP_CACHE": str(tmp_path / "cache"),
-    }
+def blocks():
+    """Every fenced block of every document."""
+    for path in DOCUMENTS:
+        lines = ["", *path.read_text().splitlines()]
+        fences = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
+        for start, end in zip(fences[::2], fences[1::2], strict=True):
+            marker = re.fullmatch(r"<!-- (run|needs): (.+) -->", lines[start - 1])
+            verb, how = marker.groups() if marker else ("", "")
+            code = "\n".join(lines[start + 1 : end]) + "\n"
+            yield Block(path, start, lines[start].strip("` "), verb, how, code)
+
+
+def marked(verb, *hows):
+    """Blocks with such a marker, as a test's parameters."""
+    found = [block for block in blocks() if block.verb == verb and (not hows or block.how.split()[0] in hows)]
+    return pytest.mark.parametrize("block", found, ids=str)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("documents") / "workshop"
+    yield build_workshop(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def folder(workshop, tmp_path):
+    """A workshop for one block."""
+    yield copy_workshop(workshop, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy")
+
+
+@marked("run", "shell")
+def test_commands_run(block, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    remove_runs_of(block.code, folder)
+    run_shell(block.code, folder)
+
+
+@marked("run", "python")
+def test_programs_run(block, folder):
+    run_python(block.code, folder)
+
+
+@marked("run", "torchrun")
+def test_programs_of_several_workers_run(block, tmp_path):
+    script = tmp_path / "example.py"
+    script.write_text(block.code)
+    command = [sys.executable, "-m", "torch.distributed.run", *block.how.split()[1:], str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.strip()
 
 
-def test_the_examples_are_found():
-    assert sum("using-the-loss" in program.id for program in programs()) == 4
+@marked("needs")
+def test_what_cannot_run_here_is_at_least_well_formed(block, tmp_path):
+    if block.language == "python":
+        ast.parse(block.code, str(block))
+        return
+    (tmp_path / "empty").mkdir()
+    for line in commands(block.code):
+        read_options(line, tmp_path / "empty")
+
+
+def test_settings_in_the_documents_are_read(tmp_path):
+    (tmp_path / "empty").mkdir()
+    found = [block for block in blocks() if block.language == "yaml"]
+    assert found
+    for number, block in enumerate(found):
+        (tmp_path / "empty" / f"{number}.yaml").write_text(block.code)
+        read_options(f"fastclip train --config emoji --config {number}.yaml", tmp_path / "empty")
+
+
+def test_every_command_and_program_is_marked():
+    missing = [str(block) for block in blocks() if block.is_runnable and not block.verb]
+    assert not missing, f"<!-- run: … --> or <!-- needs: … --> is missing before {', '.join(missing)}"
+
+
+def test_markers_say_something_known():
+    for block in blocks():
+        known = {"run": {"shell", "python", "torchrun"}, "needs": {*NEEDS}, "": {""}}[block.verb]
+        words = block.how.split(", ") if block.verb == "needs" else [block.how.split(" ")[0]]
+        assert known >= {*words}, f"{block}: {block.how!r} is none of {', '.join(known)}"
+
+
+def test_every_marker_stands_before_a_block():
+    for path in DOCUMENTS:
+        written = len(re.findall(r"<!-- (?:run|needs):", path.read_text()))
+        assert written == sum(block.verb != "" for block in blocks() if block.path == path), path.name
+
+
+def test_make_knows_the_targets_that_the_documents_name():
+    targets = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    named = {word for block in blocks() for word in re.findall(r"^make (\S+)", block.code, re.M)}
+    assert named
+    assert named <= {*targets}
 
 
 def test_links_between_documents_lead_somewhere():
