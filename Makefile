@@ -16,6 +16,7 @@ demo: setup
 setup: .venv/ready
 
 .venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	@echo "Setting up .venv (about 3 minutes the first time: torch is large)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip

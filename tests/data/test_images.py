@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import warnings
 import zlib
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from fastclip.data.decode import Augment, decoder
-from fastclip.data.images import BadImage, open_image, upright_rgb
+from fastclip.data.images import BadImage, open_image, thumbnail, upright_rgb
 from tests.data.test_decode import OPTIONS, file, open_clips, picture
 
 
@@ -172,3 +173,18 @@ def test_the_limit_can_be_moved():
     assert upright_rgb(data, max_pixels=600).size == (30, 20)
     with pytest.raises(BadImage, match="30 x 20 px exceeds max_pixels=599"):
         upright_rgb(data, max_pixels=599)
+
+
+def test_thumbnails_are_small_and_keep_their_shape():
+    large, small = (Image.open(io.BytesIO(thumbnail(_jpeg(size), 256))) for size in ((1200, 600), (40, 30)))
+    assert large.format == small.format == "WEBP"
+    assert large.size == (256, 128)
+    assert small.size == (40, 30)  # none is made larger
+    with pytest.raises(BadImage):
+        thumbnail(b"words", 256)
+
+
+def _jpeg(size):
+    data = io.BytesIO()
+    Image.new("RGB", size, "red").save(data, "JPEG")
+    return data.getvalue()

@@ -1,14 +1,10 @@
 """Results as HTML: words cannot become markup, pictures become small."""
 
-import io
 from html.parser import HTMLParser
 
 import pytest
-from PIL import Image
 
-from fastclip.data.images import BadImage
-from fastclip.demo.cards import SIDE, Card, draw_captions, draw_cards, draw_note, shrink
-from tests.data.collections import encode, picture, png
+from fastclip.demo.cards import Card, draw_captions, draw_cards, draw_note
 from tests.demo.collection import EVIL
 
 
@@ -52,15 +48,3 @@ def test_markup_in_captions_and_names_stays_words():
 
 def test_a_refusal_is_an_alert():
     assert Reader(draw_note("no", wrong=True)).attributes["p"] == {"class": "note wrong", "role": "alert"}
-
-
-def test_thumbnails_are_small_and_keep_their_shape():
-    image = Image.open(io.BytesIO(shrink(encode(picture(1, size=(1200, 600)), "JPEG"))))
-    assert image.format == "WEBP"
-    assert image.size == (SIDE, SIDE // 2)
-    assert Image.open(io.BytesIO(shrink(png(1, size=(40, 30))))).size == (40, 30)
-
-
-def test_what_is_no_picture_gives_no_thumbnail():
-    with pytest.raises(BadImage):
-        shrink(b"words")

@@ -37,6 +37,7 @@ class _Pictures:
 @pytest.fixture
 def verbs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "no-package"))
     monkeypatch.setattr("fastclip.evaluation.search.Index", _Pictures)
     return _Verbs(monkeypatch)
 
@@ -95,6 +96,15 @@ def test_emoji_that_are_there_need_no_npm(verbs, monkeypatch):
     assert verbs.called[0] == ["data", "get", "emoji"]
 
 
+def test_a_package_that_was_put_into_the_cache_needs_no_npm(verbs, monkeypatch, tmp_path):
+    npm(monkeypatch, False)
+    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "iconify-json-1.2.3.tgz").write_bytes(b"")
+    assert tour.main() == 0
+    assert verbs.called[0] == ["data", "get", "emoji"]
+
+
 def test_emoji_that_cannot_be_fetched_are_replaced_by_scenes(verbs, monkeypatch, capsys):
     npm(monkeypatch, True)
     verbs.codes["data get emoji"] = 1
@@ -127,3 +137,19 @@ def test_a_verb_that_fails_ends_the_tour_with_its_code(verbs, monkeypatch, capsy
     assert tour.main() == 1
     assert verbs.names[-1] == "eval"
     assert "goes on" not in capsys.readouterr().err
+
+
+def test_a_run_of_an_earlier_version_can_be_got_rid_of(verbs, monkeypatch, capsys):
+    npm(monkeypatch, True)
+    Path("runs/demo").mkdir(parents=True)
+    verbs.codes["train"] = 1  # it holds another run, and says so
+    assert tour.main() == 1
+    assert "rm -r runs/demo" in capsys.readouterr().err
+
+
+def test_a_sheet_that_cannot_be_written_is_told_in_a_line(verbs, monkeypatch, capsys):
+    npm(monkeypatch, True)
+    Path("runs").mkdir()
+    Path("runs/demo").write_text("a file where the run should be")
+    assert tour.main() == 1
+    assert capsys.readouterr().err.startswith("make demo: ")

@@ -283,3 +283,20 @@ def test_pictures_without_captions_have_none(run, tmp_path):
     index = Index.open(str(run), str(tmp_path / "bare"), workers=0)
     assert index.captions == []
     assert index.captions_for(tmp_path / "bare" / "0.png", 5) == []
+
+
+def test_a_table_without_captions_does_not_keep_pictures_from_being_searched(run, tmp_path):
+    folder = tmp_path / "labelled"
+    folder.mkdir()
+    (folder / "0.png").write_bytes(replica.png(0))
+    (folder / "metadata.csv").write_text("file_name,label\n0.png,3\n")
+    index = Index.open(str(run), str(folder), workers=0)
+    assert len(index.by_text("a red heart", 5)) == 1
+    assert index.captions == []
+
+
+def test_columns_with_unusual_names_are_found(run, tmp_path):
+    (tmp_path / "0.png").write_bytes(replica.png(0))
+    (tmp_path / "odd.csv").write_text("bild,worte\n0.png,null\n")
+    index = Index.open(str(run), [str(tmp_path / "odd.csv")], workers=0, columns=("bild", "worte"))
+    assert index.captions == ["null"]

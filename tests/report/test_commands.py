@@ -1,6 +1,7 @@
 """`fastclip report` from a folder to a page: with the run's own pictures, with others, and without."""
 
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -155,3 +156,21 @@ def test_scores_of_an_earlier_checkpoint_are_told(run, made):
     assert "scores are of other weights" not in made(run)[0]
     append_result(run / "evaluation" / "results.jsonl", replace(lines[0], model="another"))
     assert "1 of 2 scores are of other weights than the last checkpoint&#39;s" in made(run)[0]
+
+
+def test_old_scores_are_told_where_there_are_no_pictures(run, made):
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(?m)^  pairs: .*$", "  pairs: null", config))
+    (run / "evaluation").mkdir(exist_ok=True)
+    result = Result("a", "key", "classification", "acc1", {"acc1": 0.5}, 10, model="another")
+    append_result(run / "evaluation" / "results.jsonl", result)
+    assert "1 of 1 scores are of other weights" in made(run)[0]
+
+
+def test_who_logs_in_where_stays_out_of_the_page(run, made):
+    with (run / "config.yaml").open("a") as file:
+        file.write("# https://me:secret@host/data.tar?token=abc\n")
+    page, _ = made(run)
+    assert "https://host/data.tar" in page
+    assert "secret" not in page
+    assert "abc" not in page

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from fastclip.cli import main
 from fastclip.evaluation.retrieval import recalls
 from fastclip.model import build_model
-from fastclip.training.card import model_card
+from fastclip.training.card import _scores_in_training, model_card
 from fastclip.training.config import as_dict
 from fastclip.training.recipes import parse
 from fastclip.training.resolve import resolve
@@ -220,3 +220,20 @@ def test_licences_beside_the_pairs_are_mentioned_and_the_models_own_is_asked_for
 def test_samples_that_could_not_be_used_are_counted(make):
     assert "could not be used" not in make()
     assert "Of these, 2 could not be used" in make(bad=[[1, "a.tar", "x"], [7, "a.tar", "y"]])
+
+
+def test_scores_in_training_that_were_not_finite_are_left_out_and_kinds_are_right(tmp_path):
+    scores = {
+        "mean_recall@1": None,
+        "flickr_1k_test_image_text_retrieval/mean_recall@1": 0.5,
+        "flickr_1k_test_image_text_retrieval/image_retrieval_recall@1": 0.4,
+        "wds_mnist_test/acc1": 0.25,
+        "broken/acc1": None,
+    }
+    record = {"step": 7, "epoch": 1.0, "evaluation": scores}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    found = _scores_in_training(tmp_path, {"step": 7, "config": {"evaluate": {"pairs": "a.csv"}}})
+    assert [(score.dataset, score.kind, score.value) for score in found] == [
+        ("flickr_1k_test_image_text_retrieval", "retrieval", 0.5),
+        ("wds_mnist_test", "classification", 0.25),
+    ]

@@ -31,6 +31,7 @@ def test_tasks_are_scored_and_the_scores_are_those_of_fastclip_eval(lab, tmp_pat
     last = found[-1]["evaluation"]
     assert last["tasks_mean"] == pytest.approx((last["animals/acc1"] + last["more/acc1"]) / 2)
     assert "mean_recall@1" in last  # of the pairs
+    assert next(iter(last)) == "animals/acc5"  # the one that counts comes first
     facts = read_facts((tmp_path / "run" / "checkpoints" / "best").resolve())
     assert facts["best"] == {"score": last["animals/acc5"], "step": 12, "measure": "animals/acc5"}
     capsys.readouterr()

@@ -200,20 +200,21 @@ def test_a_models_config_cannot_ask_for_code_from_elsewhere(lab, run, tmp_path, 
         assert "asks for trust_remote_code" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_pairs_of_an_evaluation_are_found_from_here_and_from_where_the_run_was_trained(
-    tmp_path, monkeypatch
-):
+def test_evaluation_pairs_are_found_from_here_and_from_where_the_run_was_trained(tmp_path, monkeypatch):
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
     (tmp_path / "held-out.csv").write_text("filepath,title\na.png,a\n")
     (run / "config.yaml").write_text("out: runs/mine\nevaluate: {pairs: held-out.csv}\n")
     monkeypatch.chdir(tmp_path)
-    assert evaluation_pairs(Path("runs/mine")) == ["held-out.csv"]
+    assert evaluation_pairs(Path("runs/mine")).paths == ["held-out.csv"]
     monkeypatch.chdir(run)
-    assert evaluation_pairs(run) == [str(tmp_path / "held-out.csv")]
+    assert evaluation_pairs(run).paths == [str(tmp_path / "held-out.csv")]
     (tmp_path / "held-out.csv").unlink()
-    assert evaluation_pairs(run) == ["held-out.csv"]  # gone: who asks for it is told its name
+    assert evaluation_pairs(run).paths == ["held-out.csv"]  # gone: who asks for it is told its name
     (run / "config.yaml").write_text("out: runs/mine\nevaluate: {pairs: [a.tar, b.tar]}\n")
-    assert evaluation_pairs(run) == ["a.tar", "b.tar"]
+    assert evaluation_pairs(run).paths == ["a.tar", "b.tar"]
     (run / "config.yaml").write_text("evaluate: {pairs: null}\n")
-    assert evaluation_pairs(run) == []
+    assert evaluation_pairs(run).paths == []
+    columns = "data: {image_column: picture, caption_column: words}"
+    (run / "config.yaml").write_text(f"{columns}\nevaluate: {{pairs: a.csv}}\n")
+    assert evaluation_pairs(run) == (["a.csv"], ("picture", "words"))

@@ -6,11 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fastclip.data.images import BadImage
-from fastclip.demo.cards import Card, draw_captions, draw_cards, shrink
+from fastclip.data.images import BadImage, thumbnail
+from fastclip.demo.cards import Card, draw_captions, draw_cards
 from fastclip.demo.limits import check_labels, check_query, check_top, open_upload
 from fastclip.evaluation.search import Index, Match
 
+SIDE = 256  # pixels of a thumbnail's longer side
 _KEPT = 2048  # thumbnails in memory, about 20 MB
 _EXAMPLE = 28  # letters of the longest example
 
@@ -21,7 +22,7 @@ class Answers:
     def __init__(self, index: Index, uploads: Path):
         """`uploads`: the only folder from which uploaded pictures are read."""
         self.index, self.uploads = index, uploads
-        self._thumbnail = lru_cache(_KEPT)(lambda number: shrink(index.pictures.image(number)))
+        self._thumbnail = lru_cache(_KEPT)(lambda number: thumbnail(index.pictures.image(number), SIDE))
 
     def examples(self, count: int = 6) -> list[str]:
         """Short captions from all over the collection, without commas: labels are separated by them."""

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import html
-import io
 from base64 import b64encode
 from collections.abc import Iterable
 from typing import NamedTuple
-
-from fastclip.data.images import open_image, reading, turn_upright
-
-SIDE = 256  # pixels of a thumbnail's longer side
 
 
 class Card(NamedTuple):
@@ -58,15 +53,3 @@ def escape(words: str) -> str:
     for sign in "${}`":
         plain = plain.replace(sign, f"&#{ord(sign)};")
     return plain
-
-
-def shrink(data: bytes) -> bytes:
-    """A thumbnail of a picture file; BadImage if it is none."""
-    with reading(data):
-        image = open_image(data)
-        image.draft("RGB", (2 * SIDE, 2 * SIDE))  # a large JPEG is decoded at a fraction of its size
-        picture = turn_upright(image)
-        picture.thumbnail((SIDE, SIDE))
-        out = io.BytesIO()
-        picture.save(out, "WEBP", quality=85, method=2)
-        return out.getvalue()

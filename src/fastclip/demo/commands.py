@@ -12,6 +12,7 @@ from fastclip.progress import progress
 
 if TYPE_CHECKING:
     from fastclip.evaluation.search import Index
+    from fastclip.training.runs import EvaluationPairs
 
 
 def demo(
@@ -47,7 +48,9 @@ def demo(
         raise RuntimeError(
             "The page is made with gradio, which is not installed: pip install 'fastclip[demo]'."
         )
-    where = images or _pairs_of_run(model)
+    from fastclip.training.runs import EvaluationPairs
+
+    where = EvaluationPairs([images]) if images else _pairs_of_run(model)
     from fastclip.demo.server import is_loopback, serve, sigterm_as_ctrl_c, take_port, temporary_folder
 
     with take_port(host, port) as listening:
@@ -70,19 +73,19 @@ def demo(
     print("\nThe page is closed.")
 
 
-def _pairs_of_run(model: str) -> list[str]:
+def _pairs_of_run(model: str) -> EvaluationPairs:
     """What a run was evaluated on."""
     from fastclip.data.sources import find_files
     from fastclip.training.runs import evaluation_pairs
 
     pairs = evaluation_pairs(Path(model).expanduser())
-    if not pairs:
+    if not pairs.paths:
         raise ValueError(
             f"Which pictures to search in? {model} is not a run that names some (evaluate.pairs in its "
             "config.yaml). Give --images: a folder of pictures, tars, or any pairs."
         )
     try:
-        find_files(pairs)
+        find_files(pairs.paths)
     except (OSError, ValueError) as error:
         raise ValueError(f"The run was evaluated on other pictures: {error} Or give --images.") from error
     return pairs
@@ -90,7 +93,7 @@ def _pairs_of_run(model: str) -> list[str]:
 
 def _open_index(
     model: str,
-    images: str | list[str],
+    where: EvaluationPairs,
     pretrained: str | None,
     checkpoint: Literal["last", "best"],
     workers: int,
@@ -98,7 +101,7 @@ def _open_index(
     from fastclip.evaluation.search import Index
 
     with progress("encoding pictures", "images") as update:
-        index = Index.open(model, images, pretrained, checkpoint, workers, update)
+        index = Index.open(model, where.paths, pretrained, checkpoint, workers, update, where.columns)
     print(f"{len(index.features.kept_b):,} pictures with {len(index.captions):,} captions", flush=True)
     with progress("encoding captions", "captions") as update:
         index.encode_captions(update)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
 from fastclip.cli import main as fastclip
-from fastclip.training.interrupts import STOPPED_CLEANLY
+from fastclip.data.cache import cache_folder
+from fastclip.data.sheet import CELL, draw_sheet
 
 
 class Stop(NamedTuple):
@@ -32,7 +34,7 @@ EMOJI = Stop(
     "emoji",
     Path("runs/demo"),
     "data/emoji/tasks/twemoji_retrieval",
-    ("red heart", "cat with tears of joy", "slice of pizza", "flag of Japan", "police officer"),
+    ("police officer", "banana", "a smiling face", "woman firefighter", "person swimming"),
 )
 SCENES = Stop(
     "scenes",
@@ -49,8 +51,12 @@ console = Console(highlight=False, soft_wrap=True)
 
 def main() -> int:
     """Run the whole tour; the exit code is that of the part that did not work."""
+    run = None
     try:
+        from fastclip.training.interrupts import STOPPED_CLEANLY
+
         stop = get_pairs()
+        run = stop.run
         for words in (
             ("train", "--config", stop.collection, "--out", str(stop.run)),
             ("eval", str(stop.run), "--tasks", f"data/{stop.collection}/tasks", *_suite(stop)),
@@ -62,7 +68,12 @@ def main() -> int:
     except SystemExit as ended:
         if ended.code in (INTERRUPTED, STOPPED_CLEANLY):
             print("`make demo` goes on from here.", file=sys.stderr)
+        elif run is not None and run.exists():
+            print(f"If {run} is of an earlier version, remove it: rm -r {run}", file=sys.stderr)
         return int(ended.code or 0)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"make demo: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nInterrupted. `make demo` goes on from here.", file=sys.stderr)
         return INTERRUPTED
@@ -72,7 +83,8 @@ def main() -> int:
 
 def get_pairs() -> Stop:
     """Emoji where npm can bring them, generated scenes elsewhere."""
-    if shutil.which("npm") is None and not Path("data/emoji/complete.json").exists():
+    here = Path("data/emoji/complete.json").exists() or any(cache_folder().glob("iconify-json-*.tgz"))
+    if shutil.which("npm") is None and not here:
         console.print(
             "npm is not installed, and the emoji come as an npm package: this demo trains on generated "
             "scenes. Install Node.js and call `make demo` again for real pictures."
@@ -91,15 +103,14 @@ def get_pairs() -> Stop:
 def search(stop: Stop) -> None:
     """Print a few searches, and draw them all on one sheet."""
     from fastclip.data.images import upright_rgb
-    from fastclip.data.sheet import draw_sheet
     from fastclip.evaluation.search import Index
 
     index = Index.open(str(stop.run), stop.pictures)
-    cells: list[tuple[Image.Image | None, str]] = []
+    cells = []
     for number, text in enumerate(stop.searches):
         found = index.by_text(text, SHOWN)
         captions = [", ".join(index.pictures.pictures[match.number].captions) for match in found]
-        cells.append((None, text))
+        cells.append((_words(text), ""))
         for match, caption in zip(found, captions, strict=True):
             cells.append((upright_rgb(index.pictures.image(match.number)), f"{match.score:.2f}\n{caption}"))
         if number < EXAMPLES:
@@ -107,6 +118,16 @@ def search(stop: Stop) -> None:
             for match, caption in zip(found[:3], captions, strict=False):
                 console.print(f"  {match.score:.2f}  {caption}", markup=False)
     draw_sheet(cells, stop.run / "searches.png", columns=SHOWN + 1)
+
+
+def _words(text: str) -> Image.Image:
+    """A square with the words of a search, to stand before what it found."""
+    square = Image.new("RGB", (CELL, CELL), "white")
+    shown, middle = textwrap.fill(text, 14), (CELL / 2, CELL / 2)
+    ImageDraw.Draw(square).multiline_text(
+        middle, shown, "black", ImageFont.load_default(20), anchor="mm", align="center"
+    )
+    return square
 
 
 def _suite(stop: Stop) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from fastclip.data.sources import (
     IMAGE_EXTENSIONS,
     File,
     Pair,
+    SourceError,
     find_files,
     read_pairs,
     tar_members,
@@ -106,9 +107,14 @@ class Index:
         checkpoint: Literal["last", "best"] = "last",
         workers: int = 2,
         progress: Callable[[int, int], None] | None = None,
+        columns: tuple[str | None, str | None] = (None, None),
     ) -> Index:
-        """Take the index that is there, or make it; it is made anew when the model or a file has changed."""
-        pictures = list_pictures(images)
+        """Take the index that is there, or make it; it is made anew when the model or a file has changed.
+
+        Args:
+            columns: of a table's images and captions, where they have unusual names.
+        """
+        pictures = list_pictures(images, columns)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, device=device)
         encoder = Encoder(
@@ -175,7 +181,7 @@ class Index:
         ]
 
 
-def list_pictures(images: str | list[str]) -> Pictures:
+def list_pictures(images: str | list[str], columns: tuple[str | None, str | None] = (None, None)) -> Pictures:
     """The pictures in a folder and the folders in it, also those in tars; or those of any pairs."""
     paths = [images] if isinstance(images, str) else images
     folder = Path(paths[0]).expanduser()
@@ -189,7 +195,7 @@ def list_pictures(images: str | list[str]) -> Pictures:
     if all(file.kind == "tar" and not is_remote(file.path) for file in found):
         tars = [Path(file.path) for file in found]
         return _in_files(Path(os.path.commonpath([tar.parent for tar in tars])), [], tars)
-    manifest = open_manifest(images)
+    manifest = open_manifest(images, image_column=columns[0], caption_column=columns[1])
     pictures = [Picture(manifest.where(i), PairPlace(manifest, i)) for i in range(len(manifest))]
     stamps = [_stamp(path) for path in sorted({Path(picture.name) for picture in pictures})]
     return Pictures(pictures, digest([manifest.fingerprint, stamps]))
@@ -232,7 +238,11 @@ def _captions_in_tables(folder: Path) -> dict[str, str]:
     """By the picture's name, from metadata.jsonl or captions.csv."""
     if not any((folder / name).exists() for name in FOLDER_TABLES):
         return {}
-    found = read_pairs(File(str(folder), "folder"))
+    try:
+        found = list(read_pairs(File(str(folder), "folder")))
+    except SourceError as error:  # a table of labels, say
+        log.info("%s: its pictures are searched without captions (%s)", folder, error)
+        return {}
     return {
         pair.image: pair.caption
         for pair in found

@@ -11,6 +11,7 @@ from fastclip.progress import progress
 if TYPE_CHECKING:
     from fastclip.report.finds import Finds
     from fastclip.report.run import Run
+    from fastclip.training.runs import EvaluationPairs
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +42,17 @@ def report(
     """
     from fastclip.report.page import render, write
     from fastclip.report.run import read_run
-    from fastclip.training.runs import evaluation_pairs, find_checkpoint
+    from fastclip.training.runs import EvaluationPairs, evaluation_pairs, find_checkpoint
 
     queries = _queries(search)
     found = read_run(run)
     if checkpoint == "best":
         find_checkpoint(found.folder, "best")  # says so if there is none
-    where = images if images is not None else evaluation_pairs(found.folder)
+    where = EvaluationPairs([images]) if images is not None else evaluation_pairs(found.folder)
     finds, reason = None, ""
-    if not where:
+    if found.facts and found.results:
+        _tell_old_scores(found, checkpoint)
+    if not where.paths:
         reason = "The run's config names no pictures (evaluate.pairs)."
     else:
         try:
@@ -60,9 +63,8 @@ def report(
             reason = str(error)
     if reason:
         log.warning("The page shows nothing that the model finds: %s", reason)
-    shown = where if isinstance(where, str) else ", ".join(where)
     out = (out or found.folder / "report.html").expanduser()
-    write(render(found, finds, images=shown, no_finds=reason), out)
+    write(render(found, finds, images=", ".join(where.paths), no_finds=reason), out)
     print(f"The report is in {out}")
 
 
@@ -79,26 +81,36 @@ def _queries(search: str | None) -> list[str] | None:
     return queries
 
 
-def _find(
-    run: Run,
-    images: str | list[str],
-    queries: list[str] | None,
-    checkpoint: Literal["last", "best"],
-    workers: int,
-) -> Finds:
+def _tell_old_scores(run: Run, checkpoint: Literal["last", "best"]) -> None:
+    """A run may have gone on since it was scored."""
     from fastclip.evaluation.kept import model_key
-    from fastclip.evaluation.search import Index
-    from fastclip.report.finds import find
+    from fastclip.loading import load_towers
 
-    with progress("encoding pictures", "images") as update:
-        index = Index.open(str(run.folder), images, None, checkpoint, workers, update)
-    key = model_key(index.model.towers, None)
+    try:
+        key = model_key(load_towers(run.folder, checkpoint=checkpoint), None)
+    except (OSError, ValueError, RuntimeError) as error:
+        run.missing.append(f"The {checkpoint} checkpoint cannot be loaded: {error}")
+        return
     old = sum(result.model not in ("", key) for result in run.results)
     if old:
         run.missing.append(
             f"{old:,} of {len(run.results):,} scores are of other weights than the {checkpoint} "
             "checkpoint's, or in another precision; `fastclip eval` scores again."
         )
+
+
+def _find(
+    run: Run,
+    where: EvaluationPairs,
+    queries: list[str] | None,
+    checkpoint: Literal["last", "best"],
+    workers: int,
+) -> Finds:
+    from fastclip.evaluation.search import Index
+    from fastclip.report.finds import find
+
+    with progress("encoding pictures", "images") as update:
+        index = Index.open(str(run.folder), where.paths, None, checkpoint, workers, update, where.columns)
     with progress("encoding captions", "captions") as update:
         index.encode_captions(update)
     with progress("searching", "queries") as update:

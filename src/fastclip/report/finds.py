@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from PIL import Image
-
-from fastclip.data.images import BadImage, upright_rgb
+from fastclip.data.images import BadImage, thumbnail, upright_rgb
 from fastclip.evaluation.search import Index
 
 SIDE = 96  # pixels of a thumbnail's longer side
@@ -97,15 +94,6 @@ def spread(things: list, count: int) -> list:
     return [things[(2 * i + 1) * len(things) // (2 * count)] for i in range(count)]
 
 
-def thumbnail(data: bytes) -> str:
-    """A small WebP as a data URI."""
-    image = upright_rgb(data)
-    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    small = io.BytesIO()
-    image.save(small, "WEBP", quality=80, method=4)
-    return "data:image/webp;base64," + b64encode(small.getvalue()).decode()
-
-
 def _by_text(index: Index, query: str, told: dict[int, list[str]]) -> ByText:
     matches = index.by_text(query, len(told))
     places = [place for place, match in enumerate(matches, start=1) if query in told[match.number]]
@@ -131,6 +119,7 @@ def _by_picture(index: Index, number: int, own: list[str]) -> ByPicture | None:
 def _thumbnail(index: Index, number: int, captions: list[str]) -> Thumbnail:
     words = "; ".join(captions[:_MANY]) or index.pictures.where(number)
     try:
-        return Thumbnail(thumbnail(index.pictures.image(number)), words)
+        small = thumbnail(index.pictures.image(number), SIDE)
+        return Thumbnail("data:image/webp;base64," + b64encode(small).decode(), words)
     except (OSError, BadImage):
         return Thumbnail("", words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,7 @@ from fastclip.training.config import TrainConfig
 from fastclip.training.recipes import parse
 
 CONFIG, METRICS, RESULTS = "config.yaml", "metrics.jsonl", "evaluation/results.jsonl"
+_SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\w)\?[^\s'\",\]]+")  # who logs in, and tokens, in addresses
 _PATIENCE = 60.0  # seconds beyond twice the longest pause between two records: then a run is called stopped
 
 
@@ -146,7 +148,8 @@ def _looks_like_run(folder: Path) -> bool:
 def _read_config(run: Run) -> None:
     path = run.folder / CONFIG
     try:
-        run.config_text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        run.config_text = _SECRETS.sub("", text)  # pages are made to be sent
         run.config = parse(["--config", str(path)])
     except OSError as error:
         run.missing.append(f"{CONFIG} cannot be read ({error.strerror}): the run's settings are not shown.")

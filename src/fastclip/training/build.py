@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from fastclip.training.learner import Learner
 from fastclip.training.resolve import loss_row, loss_settings, optim_row
 from fastclip.training.step import Loss, PeerLoss, TrainStep, compile_towers
 
+log = logging.getLogger(__name__)
 MAX_DEFAULT_WARMUP = 10_000  # steps, the paper's for its medium and large settings
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -167,14 +169,18 @@ def total_steps(config: TrainConfig, num_samples: int) -> int:
 
 
 def warmup_steps(config: TrainConfig, steps: int) -> int:
-    """A tenth of the run, at most 10,000, unless the recipe says otherwise."""
-    given = optim_row(config).warmup
+    """The recipe's; a tenth of the run, at most 10,000, if it says nothing or was meant for more data."""
+    given, tenth = optim_row(config).warmup, ceil(steps / 10)
     if given is None:
-        return min(MAX_DEFAULT_WARMUP, ceil(steps / 10))
-    if given >= steps:
-        raise ValueError(
-            f"optim.warmup={given} is not shorter than the run of {steps} steps; try {ceil(steps / 10)}."
+        return min(MAX_DEFAULT_WARMUP, tenth)
+    if 2 * given > steps:
+        log.warning(
+            "optim.warmup=%s is more than half of this run's %s steps: it warms up for %s instead.",
+            f"{given:,}",
+            f"{steps:,}",
+            f"{tenth:,}",
         )
+        return tenth
     return given
 
 

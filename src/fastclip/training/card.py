@@ -7,6 +7,7 @@ machine are left out of it: the card is made to be published.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from importlib.metadata import version
 from math import exp
@@ -94,6 +95,8 @@ def _scores_in_training(run: Path, facts: dict) -> list[Score]:
     tasks: dict[str, dict[str, float]] = {}
     found = []
     for name, value in at_step[-1]["evaluation"].items():
+        if value is None:  # it was not finite
+            continue
         task, _, measure = name.rpartition("/")
         if task:
             tasks.setdefault(task, {})[measure] = value
@@ -101,8 +104,9 @@ def _scores_in_training(run: Path, facts: dict) -> list[Score]:
             pairs = _names(facts["config"]["evaluate"].get("pairs"))
             found.append(Score(", ".join(pairs) or "held-out pairs", "retrieval", name, value))
     for task, scores in tasks.items():
-        kind = next(kind for kind in DEFAULT_MEASURE if measure_of(task, kind) in scores)
-        found.append(Score(task, kind, measure_of(task, kind), scores[measure_of(task, kind)]))
+        kind = next((kind for kind, measure in DEFAULT_MEASURE.items() if measure in scores), None)
+        if kind is not None and measure_of(task, kind) in scores:
+            found.append(Score(task, kind, measure_of(task, kind), scores[measure_of(task, kind)]))
     return found
 
 
@@ -302,7 +306,8 @@ def _start(config: dict) -> str:
 
 def _names(paths: list[str] | str | None) -> list[str]:
     """What people call these data: a set of the hub, or the last part of a path that says something."""
-    dull = {"", "train", "test", "val", "validation", "data", "images", "shards", Path.home().name}
+    home = os.path.basename(os.path.expanduser("~"))
+    dull = {"", "train", "test", "val", "validation", "data", "images", "shards", home}
     found = []
     for path in _paths(paths):
         parts = re.sub(r"^\w+://[^/]*/", "", path).split("?")[0].split("/")  # without a host, or who logs in

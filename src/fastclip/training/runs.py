@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from math import exp
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import yaml
@@ -47,22 +47,31 @@ def find_checkpoint(run: Path, which: Which) -> Path:
     raise FileNotFoundError(f"{run} has no checkpoint yet.")
 
 
-def evaluation_pairs(run: Path) -> list[str]:
-    """What the run's config names as evaluate.pairs; none if it names none, or cannot be read.
+class EvaluationPairs(NamedTuple):
+    """Pairs that a run was evaluated on, with the columns in which its tables have them."""
+
+    paths: list[str]
+    columns: tuple[str | None, str | None] = (None, None)
+
+
+def evaluation_pairs(run: Path) -> EvaluationPairs:
+    """What the run's config names as evaluate.pairs; no paths if it names none, or cannot be read.
 
     Relative paths are seen from here, or else from where the run was trained, by what it calls its folder.
     """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         named, out = config["evaluate"]["pairs"] or [], Path(config.get("out") or "")
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
-        return []
+        data = config.get("data") or {}
+        columns = data.get("image_column"), data.get("caption_column")
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError, AttributeError):
+        return EvaluationPairs([])
     paths, here = [named] if isinstance(named, str) else named, Path(os.path.abspath(run)).parts
     if out.is_absolute() or here[-len(out.parts) :] != out.parts or _are_there(paths):
-        return paths
+        return EvaluationPairs(paths, columns)
     base = Path(*here[: -len(out.parts)])
     moved = [path if is_remote(path) else str(base / path) for path in paths]
-    return moved if _are_there(moved) else paths
+    return EvaluationPairs(moved if _are_there(moved) else paths, columns)
 
 
 def _are_there(paths: list[str]) -> bool:

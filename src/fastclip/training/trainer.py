@@ -22,7 +22,6 @@ from fastclip.training.interrupts import Interrupts, StoppedCleanly
 from fastclip.training.launch import World
 from fastclip.training.recipes import write_config
 from fastclip.training.resolve import differences, loss_settings, optim_row
-from fastclip.training.runs import find_checkpoint
 from fastclip.training.step import StepResult
 from fastclip.training.tally import Clock, Tally
 from fastclip.training.telemetry import Plan, Silence, Telemetry, truncate_metrics
@@ -258,10 +257,9 @@ class Trainer:
     def export(self, folder: Path) -> Path:
         """The model as open_clip loads it, with its card: what was saved last."""
         self._agree_on_buffers()
-        towers, tau = self.learner.towers, self.learner.tau()
-        if self.world.main:
-            card = model_card(self.folder, find_checkpoint(self.folder, "last"), towers, tau)
-            export(towers, folder, tau=tau, card=card)
+        towers, tau, newest = self.learner.towers, self.learner.tau(), self.checkpoints.newest()
+        if self.world.main and newest is not None:
+            export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
         self.world.barrier()
         return folder
 

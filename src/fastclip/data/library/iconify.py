@@ -19,6 +19,7 @@ from fastclip.data.cache import cache_folder
 log = logging.getLogger(__name__)
 
 PACKAGE = "@iconify/json"
+_NO_LONG_WAIT = ("--fetch-retries=1", "--fetch-timeout=120000")  # npm itself would try for many minutes
 TARBALL = re.compile(r"iconify-json-(\d+(?:\.\d+)*)\.tgz")
 NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
@@ -77,7 +78,7 @@ def fetch(wanted: str | None = None) -> Path:
         raise DataUnavailable(f"npm was not found, and {_how_to_get(cache)}")
     log.info("Fetching %s with npm (about 100 MB) into %s", PACKAGE, cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix="npm-") as aside:
-        command = [npm, "pack", PACKAGE, "--silent", "--pack-destination", aside]
+        command = [npm, "pack", PACKAGE, "--silent", "--pack-destination", aside, *_NO_LONG_WAIT]
         done = subprocess.run(command, cwd=aside, capture_output=True, text=True)
         packed = sorted(Path(aside).glob("iconify-json-*.tgz"))
         if done.returncode or not packed:
