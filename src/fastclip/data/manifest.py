@@ -294,7 +294,7 @@ def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress
         "files": about,
     }
     (part / "manifest.json").write_text(json.dumps(summary))
-    log.info("indexed %s pairs in %s files", f"{total:,}", f"{len(files):,}")
+    log.info("indexed %s pairs in %s file%s", f"{total:,}", f"{len(files):,}", "s" * (len(files) != 1))
 
 
 def _ends(file: File) -> bytes:
