@@ -69,3 +69,15 @@ def test_check_prints_a_table_or_json_and_draws_a_sheet(tmp_path, capsys):
 def test_an_error_is_one_line_that_says_what_to_do(tmp_path, capsys):
     assert main(["data", "index", str(tmp_path / "none.tar")]) == 1
     assert capsys.readouterr().err.strip().endswith("none.tar does not exist.")
+
+
+def test_help_has_defaults_and_none_of_pythons_types(capsys):
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    told = capsys.readouterr().out
+    assert "(default: 12)" in told
+    assert "type:" not in told
+    assert "class" not in told
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "augmentation. (default: 0)" in " ".join(capsys.readouterr().out.split())

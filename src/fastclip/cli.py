@@ -77,12 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_with_options(verb: str, run: Callable, words: list[str]) -> None:
-    from argparse import RawDescriptionHelpFormatter
+    from jsonargparse import auto_cli
 
-    from jsonargparse import DefaultHelpFormatter, auto_cli
-
-    class Formatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
-        """Examples stay as they are."""
+    from fastclip.help import Help
 
     names = POSITIONS.get(verb, ())
     usage = (
@@ -94,7 +91,7 @@ def _run_with_options(verb: str, run: Callable, words: list[str]) -> None:
         prog=f"fastclip {verb}",
         usage=usage,
         description=_description(run),
-        formatter_class=Formatter,
+        formatter_class=Help,
         as_positional=not names,
     )
 

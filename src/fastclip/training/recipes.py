@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
+from argparse import Action
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,11 +15,11 @@ from jsonargparse import (
     ActionConfigFile,
     ArgumentError,
     ArgumentParser,
-    DefaultHelpFormatter,
     Namespace,
     set_parsing_settings,
 )
 
+from fastclip.help import Help
 from fastclip.training.config import LossOptions, OptimOptions, TrainConfig, as_dict
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -91,17 +91,12 @@ Exit codes: 0 trained to the end; 75 stopped by SIGTERM or Ctrl-C, and saved: ca
 error, told in a line."""
 
 
-class _Help(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Options with their defaults, where there are any; neither Python types nor what is for files only."""
+class _Help(Help):
+    """Without what is for files only."""
 
     def _format_action(self, action: Action) -> str:
         section = action.dest.removesuffix(".help")
         return "" if section in SECTIONS or section in TABLES else super()._format_action(action)
-
-    def _get_help_string(self, action: Action) -> str:
-        if action.default in (None, SUPPRESS, {}):
-            return action.help or ""
-        return f"{action.help or ''} (default: %(default)s)"
 
 
 def _parser(prog: str) -> ArgumentParser:
