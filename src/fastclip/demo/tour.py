@@ -37,7 +37,13 @@ EMOJI = Stop(
 SCENES = Stop(
     "scenes",
     Path("runs/demo-scenes"),
-    ("a red circle", "a small blue square", "a green triangle", "a yellow star", "a large black circle"),
+    (
+        "a small red square above a large blue circle",
+        "a large green triangle to the left of a small pink star",
+        "a small yellow cross below a large red heart",
+        "two blue diamonds",
+        "a green star",
+    ),
 )
 EXAMPLES = 3  # searches that are printed; the sheet has them all
 INTERRUPTED = 130  # the exit code of a verb that Ctrl-C ended
@@ -161,8 +167,9 @@ def _say_what_next(stop: Stop) -> None:
     }
     for title, lines in (("Done. Look at", found), ("What next (fastclip is in .venv/bin)", then)):
         console.print(f"\n[bold]{title}[/bold]")
+        width = max(len(str(thing)) for thing in lines)
         for thing, what in lines.items():
-            console.print(f"  {thing!s:68s}  {what}" if lines is then else f"  {thing!s:22s}  {what}")
+            console.print(f"  {thing!s:{width}s}  {what}")
 
 
 if __name__ == "__main__":
