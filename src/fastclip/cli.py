@@ -22,8 +22,9 @@ VERBS = {
     "train": ("fastclip.training.commands", "train", "train a model from a recipe, or go on with a run"),
     "export": ("fastclip.training.commands", "export", "write a run's model as a folder for open_clip"),
     "eval": ("fastclip.evaluation.commands", "evaluate", "score a model on tasks it was not trained for"),
+    "compare": ("fastclip.study.commands", "compare", "train a grid of runs and compare them"),
     "search": ("fastclip.evaluation.commands", "search", "find pictures by words, or by a picture"),
-    "report": ("fastclip.report.commands", "report", "a page about a run: curves, scores, what it finds"),
+    "report": ("fastclip.report.commands", "report", "a page about a run, several, or a study"),
     "demo": ("fastclip.demo.commands", "demo", "a page to play with a model: type words, drop pictures"),
     "data get": (
         "fastclip.data.commands",
@@ -37,14 +38,13 @@ VERBS = {
     ),
     "data check": ("fastclip.data.commands", "check", "a doctor's page of a collection, before a long run"),
 }
-MANY_PATHS = ("data index", "data check")
+MANY_PATHS = ("data index", "data check", "report")
 POSITIONS = {  # words without a name, in order
     "eval": ("model",),
     "search": ("model", "images", "text"),
-    "report": ("run",),
     "demo": ("model",),
 }
-OWN_OPTIONS = ("train",)  # these read their words themselves
+OWN_OPTIONS = ("train", "compare")  # these read their words themselves
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,9 +82,8 @@ def _run_with_options(verb: str, run: Callable, words: list[str]) -> None:
     from fastclip.help import Help
 
     names = POSITIONS.get(verb, ())
-    usage = (
-        f"fastclip {verb} {' '.join(name.upper() for name in names)} [--option value …]" if names else None
-    )
+    given = " ".join(name.upper() for name in names) or ("PATH …" if verb in MANY_PATHS else "")
+    usage = f"fastclip {verb} {given} [--option value …]" if given else None
     auto_cli(
         run,
         args=words,

@@ -10,10 +10,12 @@ import pytest
 from fastclip.evaluation.kept import model_key
 from fastclip.evaluation.suite import Result, append_result
 from fastclip.loading import load_towers
-from fastclip.report import page as page_module
+from fastclip.report import output as output_module
+from fastclip.report import template as template_module
 from fastclip.report.commands import report
 from tests.evaluation import replica
 from tests.report.folders import make_run
+from tests.study.studies import make_study
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +24,16 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _quick_plots(monkeypatch):
-    """They have tests of their own."""
-    monkeypatch.setattr(page_module, "draw", lambda curve: "<svg></svg>")
+def pictures(monkeypatch):
+    """Plots have tests of their own. Where PNGs were to be written."""
+    written = []
+    monkeypatch.setattr(template_module, "draw", lambda curve: "<svg></svg>")
+    monkeypatch.setattr(
+        output_module,
+        "write_pictures",
+        lambda curves, folder: written.extend(folder / f"{curve.key}.png" for curve in curves),
+    )
+    return written
 
 
 @pytest.fixture
@@ -57,7 +66,7 @@ def test_the_runs_own_pictures_are_searched(run, made):
     assert said == f"The report is in {run / 'report.html'}\n"
     assert page.count('<ol class="row">') == 5
     assert page.count('<ol class="captions">') == 6
-    assert page.count("data:image/webp;base64,") == 5 * 8 + 6
+    assert page.count("data:image/webp;base64,") >= 5 * 8 + 6 + 12
     assert "In 60 pictures with" in page
     assert len(page) < 2_000_000
 
@@ -165,6 +174,45 @@ def test_old_scores_are_told_where_there_are_no_pictures(run, made):
     result = Result("a", "key", "classification", "acc1", {"acc1": 0.5}, 10, model="another")
     append_result(run / "evaluation" / "results.jsonl", result)
     assert "1 of 1 scores are of other weights" in made(run)[0]
+
+
+def test_hard_pairs_are_shown_with_their_pictures(run, made):
+    page, _ = made(run)
+    assert "What it finds hard" in page
+    shown = page[page.index("Hardest pairs") : page.index("Likely false negatives")]
+    assert shown.count("<img") == 12
+
+
+def test_every_curve_lies_beside_the_page_as_a_picture(tmp_path, made, pictures):
+    made(make_run(tmp_path / "a"))
+    assert {path.parent for path in pictures} == {tmp_path / "a" / "report"}
+    assert {"evaluation.png", "loss-time.png", "log_u.png"} <= {path.name for path in pictures}
+
+
+def test_several_runs_have_one_page_where_they_all_are(tmp_path, capsys):
+    folders = [make_run(tmp_path / "runs" / name) for name in "ab"]
+    report(folders)
+    assert "2 runs side by side" in (tmp_path / "runs" / "report.html").read_text()
+    assert capsys.readouterr().out == f"The report is in {tmp_path / 'runs' / 'report.html'}\n"
+
+
+def test_a_study_has_a_page_of_its_own(tmp_path, made):
+    study = make_study(tmp_path / "study", vary={"algorithm": ["openclip", "fastclip-v3"]})
+    page, said = made(study)
+    assert said == f"The report is in {study / 'report.html'}\n"
+    assert "all 6 runs are done" in page
+
+
+def test_a_study_among_runs_is_refused(tmp_path):
+    study = make_study(tmp_path / "study", done=lambda arm, seed: False)
+    with pytest.raises(ValueError, match="is a study"):
+        report([study, make_run(tmp_path / "a")])
+
+
+@pytest.mark.parametrize("option", [{"images": "x"}, {"search": "x"}, {"checkpoint": "best"}])
+def test_options_of_one_run_are_refused_for_several(tmp_path, option):
+    with pytest.raises(ValueError, match=f"--{next(iter(option))} is for the page of one run"):
+        report([make_run(tmp_path / "a"), make_run(tmp_path / "b")], **option)
 
 
 def test_who_logs_in_where_stays_out_of_the_page(run, made):

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 
-from fastclip.report.curves import curves
+from fastclip.report.curves import SAMPLES, curves, elsewhere, time_axis
 from fastclip.report.run import read_run
 from tests.report.folders import BATCH, make_run
 
@@ -86,3 +86,37 @@ def test_an_algorithm_without_rho_has_the_limit_only(tmp_path):
 def test_log_u_has_its_band(run):
     band = drawn(run)["log_u"].band
     assert (band.low[0], band.high[0]) == (-3.0, -0.5)
+
+
+def test_evaluation_and_loss_are_drawn_against_samples_and_time_too(run):
+    found = {curve.key: curve for curve in elsewhere(run)}
+    assert list(found) == ["evaluation-samples", "loss-samples", "evaluation-time", "loss-time"]
+    assert found["evaluation-samples"].lines[0].x == [step * BATCH for step in (0, 10, 20, 30, 40)]
+    assert found["loss-samples"].lines[0].x[0] == 5 * BATCH
+    # 80 seconds are too few for minutes; an evaluation has the clock of the record at its step
+    assert found["evaluation-time"].axis == "seconds"
+    assert found["evaluation-time"].lines[0].x == [0.0, 20.0, 40.0, 60.0, 80.0]
+
+
+def test_an_evaluation_between_two_records_has_the_later_clock(run):
+    run.evaluations[1]["step"] = 7
+    assert curves(run, time_axis(60))[0].lines[0].x[1] == 20.0
+
+
+def test_a_run_without_a_clock_is_not_drawn_against_time(run):
+    for record in run.records:
+        del record["time"]
+    del run.evaluations[0]
+    assert {curve.key for curve in elsewhere(run)} == {"evaluation-samples", "loss-samples"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"),
+    [(90, "seconds"), (600, "minutes"), (3 * 3600, "hours"), (200_000, "days"), (0, "seconds")],
+)
+def test_time_has_the_unit_that_suits_it(seconds, unit):
+    assert time_axis(seconds).label == unit
+
+
+def test_samples_of_an_evaluation_come_from_its_epoch(run):
+    assert curves(run, SAMPLES)[0].lines[0].x[-1] == 40 * BATCH

@@ -1,17 +1,17 @@
 """The page needs nothing but itself, shows foreign text as text, and is written whole or not at all."""
 
-import errno
-import os
+import json
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
 
-from fastclip.report import page as page_module
+from fastclip.report import template as template_module
 from fastclip.report.finds import ByPicture, ByText, Finds, FoundCaption, FoundPicture, Thumbnail
-from fastclip.report.page import render, write
+from fastclip.report.page import render
 from fastclip.report.run import read_run
+from fastclip.report.samples import HardPair, LikelyFalse, Samples
 from tests.report.folders import VERSIONS, make_run, result, write_results
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
@@ -53,7 +53,7 @@ def folder(tmp_path):
 @pytest.fixture
 def _quick_plots(monkeypatch):
     """Plots have tests of their own."""
-    monkeypatch.setattr(page_module, "draw", lambda curve: "<svg></svg>")
+    monkeypatch.setattr(template_module, "draw", lambda curve: "<svg></svg>")
 
 
 def finds(query="a cat", caption="a cat", place=1):
@@ -64,7 +64,7 @@ def finds(query="a cat", caption="a cat", place=1):
 
 
 def page_of(folder, found=None, **more):
-    return render(read_run(folder), found, images="pictures", **more)
+    return render(read_run(folder), found, images="pictures", **more).html
 
 
 def test_the_page_is_whole_html_with_headings_in_order(folder):
@@ -133,6 +133,59 @@ def test_what_belongs_together_is_marked_and_not_by_colour_alone(folder):
     assert "✓</span> a cat" in captions
 
 
+def samples(words="a cat", equal=0):
+    dot = Thumbnail(DOT, words)
+    hard = HardPair(dot, 5.5, 1234, 7)
+    likely = [LikelyFalse(dot, dot, 0.5, 0.25, same) for same in (True, False)]
+    return Samples(10, 20, [hard], likely, equal, 3)
+
+
+@pytest.mark.usefixtures("_quick_plots")
+def test_hard_pairs_and_likely_false_negatives_are_shown(folder):
+    text = " ".join(Tags(page_of(folder, finds(), samples=samples(equal=1))).text.split())
+    assert "Among 10 of 20 pairs (pictures)" in text
+    assert "log g 5.5 · its caption is number 1,234, its picture number 7" in text
+    assert "1 pairs of samples have the very same caption. In 3 cases" in text
+    assert "equal captions “a cat”" in text
+    assert "0.50 “a cat” its own: 0.25 “a cat”" in text
+    assert "No two samples have the same caption." in page_of(folder, finds(), samples=samples())
+
+
+@pytest.mark.usefixtures("_quick_plots")
+def test_words_of_hard_pairs_are_text_and_never_markup(folder):
+    tags = Tags(page_of(folder, finds(), samples=samples(EVIL)))
+    assert not tags.all("script")
+    assert tags.unbalanced == []
+    assert EVIL in {at["alt"] for at in tags.all("img")}
+
+
+@pytest.mark.usefixtures("_quick_plots")
+def test_bad_pairs_are_listed_without_who_logs_in(folder):
+    state = folder / "checkpoints" / "last" / "state.json"
+    saved = json.loads(state.read_text())
+    bad = [[i, "https://me:secret@host/0.tar?token=abc", f"<b>{i}</b>"] for i in range(60)]
+    state.write_text(json.dumps(saved | {"facts": saved["facts"] | {"bad": [*bad, "broken"]}}))
+    page = page_of(folder)
+    text = " ".join(Tags(page).text.split())
+    assert "Pairs that could not be used: 60" in text
+    assert "<b>49</b>" in text
+    assert "<b>50</b>" not in text
+    assert "and 10 more." in text
+    assert "secret" not in page
+
+
+@pytest.mark.usefixtures("_quick_plots")
+def test_the_age_of_estimators_is_told(folder):
+    assert "How old the estimators are" in page_of(folder)
+
+
+@pytest.mark.usefixtures("_quick_plots")
+def test_curves_against_samples_and_time_are_folded_away(folder):
+    page = page_of(folder)
+    folded = page[page.index("The same against samples and time") :]
+    assert folded[: folded.index("</details>")].count("<svg") == 4
+
+
 @pytest.mark.usefixtures("_quick_plots")
 def test_missing_pictures_are_told_with_what_to_do(folder):
     text = Tags(page_of(folder, None, no_finds="data/x.tar does not exist.")).text
@@ -183,30 +236,3 @@ def test_a_run_with_nothing_but_its_config_has_a_page(tmp_path):
 @pytest.mark.usefixtures("_quick_plots")
 def test_the_same_run_gives_the_same_page(folder):
     assert page_of(folder, finds()) == page_of(folder, finds())
-
-
-def test_a_page_is_written_whole_and_replaces_the_one_before(tmp_path):
-    out = tmp_path / "new" / "page.html"
-    write("one", out)
-    write("two ✓ \ud800", out)
-    assert out.read_text() == "two ✓ ?"
-    assert [path.name for path in out.parent.iterdir()] == ["page.html"]
-
-
-def test_a_full_disk_leaves_the_page_that_was_there(tmp_path, monkeypatch):
-    out = tmp_path / "page.html"
-    out.write_text("before")
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"page\.html cannot be written: No space left on device\. .*--out"):
-        write("after", out)
-    assert out.read_text() == "before"
-    assert [path.name for path in tmp_path.glob("*.html*")] == ["page.html"]
-
-
-def test_a_folder_as_out_says_what_to_give(tmp_path):
-    with pytest.raises(ValueError, match=r"is a folder; give a file, e\.g\. .*report\.html"):
-        write("page", tmp_path)

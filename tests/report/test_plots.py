@@ -1,13 +1,18 @@
 """Plots are the same bytes each time, carry no colour of their own, and clash with nothing on the page."""
 
+import io
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from math import nan
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
 
 from fastclip.report.curves import Band, Curve, Level, Line, curves
-from fastclip.report.plots import _short, draw, thinned
+from fastclip.report.plots import _PAPER, _short, draw, draw_png, thinned
 from fastclip.report.run import read_run
 from tests.report.folders import make_run
 
@@ -114,7 +119,63 @@ def test_a_long_run_gives_a_small_plot():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (2.5e-4, "0.00025"), (5e-6, "5e−6"), (-2.0, "−2"), (1500.0, "1500"), (2e6, "2e6")],
+    [
+        (0.0, "0"),
+        (2.5e-4, "0.00025"),
+        (5e-6, "5e−6"),
+        (-2.0, "−2"),
+        (1500.0, "1500"),
+        (25e3, "25k"),
+        (2e6, "2M"),
+    ],
 )
 def test_numbers_at_the_axes_are_short(value, text):
     assert _short(value) == text
+
+
+def test_a_spread_is_a_band_around_a_course_and_bars_at_the_values_of_an_option():
+    line = Line("a", [16.0, 64.0, 256.0], [1.0, 2.0, 3.0], [0.5, 0.5, 0.5])
+    course = draw(Curve("k", "T", "%", "c", [line]))
+    option = draw(Curve("k", "T", "%", "c", [line], axis="batch.size", places=(16.0, 64.0, 256.0)))
+    assert "opacity: 0.15" in course
+    assert "opacity: 0.15" not in option
+    texts = [element.text for element in ET.fromstring(option).iter("text")]
+    assert {"16", "64", "256", "batch.size"} <= set(texts)
+
+
+def test_wide_options_have_a_logarithmic_axis_and_narrow_ones_do_not():
+    def middle(places):
+        line = Line("a", list(places), [1.0, 1.0, 1.0], [0.1] * 3)
+        root = ET.fromstring(draw(Curve("k", "T", "%", "c", [line], places=places)))
+        texts = {e.text: e for e in root.iter("text")}
+        left, centre, right = (_x(texts[f"{place:g}"]) for place in places)
+        return (centre - left) / (right - left)
+
+    assert middle((16.0, 64.0, 256.0)) == pytest.approx(0.5, abs=0.02)
+    assert middle((10.0, 15.0, 30.0)) == pytest.approx(0.25, abs=0.02)
+
+
+def _x(text):
+    """Where a text stands."""
+    where = text.get("x") or re.search(r"translate\(([-\d.]+)", text.get("transform", ""))[1]
+    return float(where)
+
+
+def test_ten_lines_are_told_apart_by_dashes_marks_and_colours():
+    svg = draw(curve(labels=[f"line {i}" for i in range(10)]))
+    styles = re.findall(r'<path[^>]*style="(fill: none; [^"]*stroke: var\(--line-\d\)[^"]*)"', svg)
+    assert len(set(styles)) >= 10
+
+
+def test_a_png_is_the_same_each_time_on_white_with_its_title():
+    first = draw_png(RICH)
+    assert first == draw_png(RICH)
+    image = np.asarray(Image.open(io.BytesIO(first)).convert("RGB"))
+    assert image.shape[1] > 900
+    assert (image[0, 0] == 255).all()
+    assert image.std() > 5
+
+
+def test_lines_of_a_png_differ_in_grey():
+    greys = sorted(np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) for colour in _PAPER.lines)
+    assert all(b - a > 0.05 for a, b in pairwise(greys))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fastclip.report.run import read_run
+from fastclip.report.run import read_run, without_secrets
 from tests.report.folders import PAIRS, TOTAL, make_run, record, result, write_results
 
 
@@ -151,3 +151,24 @@ def test_a_file_is_no_run(tmp_path):
     file = make_run(tmp_path / "a") / "config.yaml"
     with pytest.raises(ValueError, match="is not a folder"):
         read_run(file)
+
+
+def test_an_evaluation_has_the_samples_of_its_epoch_and_the_first_clock_at_or_after_it(tmp_path):
+    run = read_run(make_run(tmp_path / "a"))
+    first, second = run.evaluations[:2]
+    assert (run.samples_at(first), run.seconds_at(first)) == (0, 0.0)
+    assert (run.samples_at(second), run.seconds_at(second)) == (640, 20.0)
+    assert run.seconds_at(second | {"step": 11}) == 30.0
+    assert run.seconds_at(second | {"step": 41}) is None
+    assert run.seconds_at(run.records[0]) == 10.0
+
+
+def test_the_runs_of_a_study_are_read_without_their_settings(tmp_path):
+    folder = make_run(tmp_path / "a")
+    (folder / "config.yaml").write_text("a: [1\n")
+    run = read_run(folder, settings=False)
+    assert (run.config, run.config_text, run.missing) == (None, "", [])
+
+
+def test_who_logs_in_is_left_out_of_addresses():
+    assert without_secrets("train: s3://me:key@host/a.tar?token=1") == "train: s3://host/a.tar"

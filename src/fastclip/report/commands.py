@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,61 +12,113 @@ from fastclip.progress import progress
 if TYPE_CHECKING:
     from fastclip.report.finds import Finds
     from fastclip.report.run import Run
+    from fastclip.report.samples import Samples
+    from fastclip.report.template import Page
     from fastclip.training.runs import EvaluationPairs
 
 log = logging.getLogger(__name__)
+Checkpoint = Literal["last", "best"]
 
 
 def report(
-    run: Path,
+    runs: list[Path] | Path,
     out: Path | None = None,
     images: str | None = None,
     search: str | None = None,
     checkpoint: Literal["last", "best"] = "last",
     workers: int = 2,
 ) -> None:
-    """Write a page about a run: its curves, its scores, and what its model finds.
+    """Write a page about a run, about several runs side by side, or about a study.
 
       fastclip report runs/emoji-fastclip-v3
       fastclip report runs/mine --images my/photos --search "a red heart; a cat"
+      fastclip report runs/emoji-openclip runs/emoji-fastclip-v3
+      fastclip report studies/batch
 
-    The page is one file without links to any other: open it in a browser, send it, keep it. It can be made
-    while the run goes on. Scores come from `fastclip eval`; without them the page says how to get them.
+    A run's page has its curves, its scores, what its model finds, and which pairs it finds hard. The page of
+    several runs lays their curves over each other. A study's page has its tables, its arms' curves as means
+    over seeds, and what is missing. Each is one file without links to any other: open it in a browser, send
+    it, keep it. Its plots lie beside it as PNGs. It can be made while runs go on.
 
     Args:
-        run: the run's folder.
-        out: the file to write; RUN/report.html if left out.
-        images: pictures to search in: a folder, tars, or any pairs; the run's own evaluate.pairs if left out.
+        runs: a run's folder, several of them, or the folder of a study.
+        out: the file to write; report.html in the folder if left out, or in the one that holds all runs.
+        images: pictures to search in: a folder, tars, or any pairs; a run's own evaluate.pairs if left out.
         search: what to look for, separated by ";"; if left out, five captions of the pictures.
         checkpoint: which checkpoint of the run looks for it.
         workers: processes that decode images.
     """
-    from fastclip.report.page import render, write
+    from fastclip.report.output import pictures_folder, write, write_pictures
+
+    queries = _queries(search)
+    folders = [Path(run).expanduser() for run in ([runs] if isinstance(runs, Path | str) else runs)]
+    if len(folders) == 1 and not _is_study(folders[0]):
+        page, home = _about_run(folders[0], images, queries, checkpoint, workers), folders[0]
+    else:
+        for name, given in (("images", images), ("search", search), ("checkpoint", checkpoint != "last")):
+            if given:
+                raise ValueError(f"--{name} is for the page of one run: give one run, or leave it out.")
+        page, home = _about_several(folders)
+    out = (out or home / "report.html").expanduser()
+    write(page.html, out)
+    write_pictures(page.curves, pictures_folder(out))
+    print(f"The report is in {out}")
+
+
+def _is_study(folder: Path) -> bool:
+    from fastclip.study.study import is_study
+
+    return is_study(folder)
+
+
+def _about_run(
+    folder: Path, images: str | None, queries: list[str] | None, checkpoint: Checkpoint, workers: int
+) -> Page:
+    """The page of one run."""
+    from fastclip.report.page import render
     from fastclip.report.run import read_run
     from fastclip.training.runs import EvaluationPairs, evaluation_pairs, find_checkpoint
 
-    queries = _queries(search)
-    found = read_run(run)
+    found = read_run(folder)
     if checkpoint == "best":
         find_checkpoint(found.folder, "best")  # says so if there is none
     where = EvaluationPairs([images]) if images is not None else evaluation_pairs(found.folder)
-    finds, reason = None, ""
+    finds, samples, reason = None, None, ""
     if found.facts and found.results:
         _tell_old_scores(found, checkpoint)
     if not where.paths:
         reason = "The run's config names no pictures (evaluate.pairs)."
     else:
         try:
-            finds = _find(found, where, queries, checkpoint, workers)
+            finds, samples = _find(found, where, queries, checkpoint, workers)
         except (OSError, ValueError, RuntimeError) as error:
             if images is not None and found.facts:
                 raise
             reason = str(error)
     if reason:
         log.warning("The page shows nothing that the model finds: %s", reason)
-    out = (out or found.folder / "report.html").expanduser()
-    write(render(found, finds, images=", ".join(where.paths), no_finds=reason), out)
-    print(f"The report is in {out}")
+    return render(found, finds, images=", ".join(where.paths), no_finds=reason, samples=samples)
+
+
+def _about_several(folders: list[Path]) -> tuple[Page, Path]:
+    """The page of a study or of several runs, and the folder it belongs into."""
+    from fastclip.report.run import read_run
+    from fastclip.report.runs_page import render_runs
+    from fastclip.report.study_page import render_study
+    from fastclip.study.study import read_study
+
+    studies = [folder for folder in folders if _is_study(folder)]
+    if not folders:
+        raise ValueError("Which run? Give its folder, several of them, or a study's.")
+    if studies and len(folders) > 1:
+        raise ValueError(
+            f"{studies[0]} is a study: it has a page of its own. Give it alone, or give runs only."
+        )
+    if studies:
+        return render_study(read_study(studies[0])), studies[0]
+    found = list({os.path.abspath(folder): folder for folder in folders}.values())
+    home = Path(os.path.commonpath([Path(os.path.abspath(folder)).parent for folder in found]))
+    return render_runs([read_run(folder) for folder in found]), home
 
 
 def _queries(search: str | None) -> list[str] | None:
@@ -81,7 +134,7 @@ def _queries(search: str | None) -> list[str] | None:
     return queries
 
 
-def _tell_old_scores(run: Run, checkpoint: Literal["last", "best"]) -> None:
+def _tell_old_scores(run: Run, checkpoint: Checkpoint) -> None:
     """A run may have gone on since it was scored."""
     from fastclip.evaluation.kept import model_key
     from fastclip.loading import load_towers
@@ -103,15 +156,18 @@ def _find(
     run: Run,
     where: EvaluationPairs,
     queries: list[str] | None,
-    checkpoint: Literal["last", "best"],
+    checkpoint: Checkpoint,
     workers: int,
-) -> Finds:
+) -> tuple[Finds, Samples | None]:
     from fastclip.evaluation.search import Index
     from fastclip.report.finds import find
+    from fastclip.report.samples import look_at_samples
 
     with progress("encoding pictures", "images") as update:
         index = Index.open(str(run.folder), where.paths, None, checkpoint, workers, update, where.columns)
     with progress("encoding captions", "captions") as update:
         index.encode_captions(update)
     with progress("searching", "queries") as update:
-        return find(index, queries, update)
+        finds = find(index, queries, update)
+    with progress("looking for hard pairs", "captions") as update:
+        return finds, look_at_samples(index, update)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import log, nan
+from typing import NamedTuple
 
 from fastclip.report.headline import best_measure
 from fastclip.report.run import Run, number, timing
@@ -14,13 +15,42 @@ from fastclip.training.resolve import loss_settings
 _MOST_LINES = 5  # of evaluation measures; more could not be told apart
 
 
+class Axis(NamedTuple):
+    """What lies on the level axis."""
+
+    key: str
+    label: str
+    of: Callable[[Run, dict], float | None]
+    """Where a record of a run lies."""
+
+
+EPOCHS = Axis("epochs", "epochs", lambda run, record: number(record["epoch"]))
+SAMPLES = Axis("samples", "samples seen", lambda run, record: run.samples_at(record))
+
+
+def time_axis(seconds: float) -> Axis:
+    """In the unit that suits what takes so long."""
+    unit, size = next((name, s) for name, s in TIME_UNITS.items() if seconds >= 2 * s or s == 1)
+
+    def of(run: Run, record: dict) -> float | None:
+        found = run.seconds_at(record)
+        return None if found is None else found / size
+
+    return Axis("time", unit, of)
+
+
+TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+
 @dataclass(frozen=True)
 class Line:
-    """Values against epochs; NaN where a record has none."""
+    """Values; NaN where a record has none."""
 
     label: str
     x: list[float]
     y: list[float]
+    spread: list[float] | None = None
+    """How far values lie around each point, to both sides."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +88,40 @@ class Curve:
     """The upright axis starts at 0."""
     latest: str = ""
     """The last value of the first line."""
+    axis: str = "epochs"
+    """What the level axis says."""
+    places: tuple[float, ...] = ()
+    """Where the level axis is marked, and spreads are bars: the values of an option; a course has none."""
 
 
-def curves(run: Run) -> list[Curve]:
+def curves(run: Run, axis: Axis = EPOCHS) -> list[Curve]:
     """All for which the records have values, in the order of the page."""
-    return [curve for make in _MAKERS for curve in make(run) if _has_points(curve)]
+    return [curve for make in _MAKERS for curve in make(run, axis) if has_points(curve)]
 
 
-def _evaluation(run: Run) -> Iterator[Curve]:
+def elsewhere(run: Run) -> list[Curve]:
+    """The two that matter most against samples and time, where these are known."""
+    axes = [SAMPLES, time_axis(max((_seconds(record) for record in run.records), default=0.0))]
+    return [
+        curve for axis in axes for curve in curves(run, axis) if curve.key.startswith(("evaluation", "loss"))
+    ]
+
+
+def short_name(measure: str) -> str:
+    """A measure's name that fits into a legend."""
+    found = re.fullmatch(r"(image|text|mean)(?:_retrieval)?_recall@(\d+)", measure)
+    if not found:
+        return measure
+    sought = {"image": "find picture", "text": "find caption", "mean": "mean"}[found[1]]
+    return f"{sought}, top {found[2]}"
+
+
+def has_points(curve: Curve) -> bool:
+    """Whether there is anything to draw."""
+    return any(x == x and y == y for line in curve.lines for x, y in zip(line.x, line.y, strict=True))
+
+
+def _evaluation(run: Run, axis: Axis) -> Iterator[Curve]:
     best = best_measure(run)
     if best is None:
         return
@@ -73,10 +129,10 @@ def _evaluation(run: Run) -> Iterator[Curve]:
     first = [best, *_GENERAL]
     names = [name for name in dict.fromkeys(first) if name in measured]
     names = (names + [name for name in measured if name not in names])[:_MOST_LINES]
-    epochs = [record["epoch"] for record in run.evaluations]
+    x = _scaled([axis.of(run, record) for record in run.evaluations])
     lines = [
         Line(
-            _short(name), epochs, _scaled([record["evaluation"].get(name) for record in run.evaluations], 100)
+            short_name(name), x, _scaled([record["evaluation"].get(name) for record in run.evaluations], 100)
         )
         for name in names
     ]
@@ -86,20 +142,20 @@ def _evaluation(run: Run) -> Iterator[Curve]:
         "How often the model is right on data that it does not train on. Higher is better; a line that "
         f"turns down means that the model begins to fit its training pairs only.{more}"
     )
-    yield Curve("evaluation", "Evaluation", "% right", caption, lines, None, (), True, _latest(lines, " %"))
+    yield Curve(
+        _key("evaluation", axis),
+        "Evaluation",
+        "% right",
+        caption,
+        lines,
+        from_zero=True,
+        latest=_latest(lines, " %"),
+        axis=axis.label,
+    )
 
 
 _GENERAL = ("mean_recall@1", "tasks_mean", "image_retrieval_recall@1", "text_retrieval_recall@1",
             "image_retrieval_recall@5", "text_retrieval_recall@5")  # fmt: skip
-
-
-def _short(measure: str) -> str:
-    """A name that fits into a legend."""
-    found = re.fullmatch(r"(image|text|mean)(?:_retrieval)?_recall@(\d+)", measure)
-    if not found:
-        return measure
-    sought = {"image": "find picture", "text": "find caption", "mean": "mean"}[found[1]]
-    return f"{sought}, top {found[2]}"
 
 
 def _simple(
@@ -112,18 +168,19 @@ def _simple(
     from_zero: bool = False,
     of: Callable[[dict, str], object] = dict.get,
     after: str = "",
-) -> Callable[[Run], Iterator[Curve]]:
+) -> Callable[[Run, Axis], Iterator[Curve]]:
     """A curve of one value of the records."""
 
-    def make(run: Run) -> Iterator[Curve]:
+    def make(run: Run, axis: Axis) -> Iterator[Curve]:
         y = _scaled([of(record, key) for record in run.records], factor)
-        lines = [Line(title, _epochs(run), y)]
-        yield Curve(key, title, unit, caption, lines, None, (), from_zero, _latest(lines, after))
+        lines = [Line(title, _places(run, axis), y)]
+        latest = _latest(lines, after)
+        yield Curve(_key(key, axis), title, unit, caption, lines, None, (), from_zero, latest, axis.label)
 
     return make
 
 
-def _radius(run: Run) -> Iterator[Curve]:
+def _radius(run: Run, axis: Axis) -> Iterator[Curve]:
     levels = []
     if run.config is not None:
         settings = loss_settings(run.config)
@@ -136,24 +193,27 @@ def _radius(run: Run) -> Iterator[Curve]:
         else "It grows as the model tells its negatives apart, and with a lower τ."
     )
     caption = f"How unevenly the negatives weigh. {goal} At γ = 1 it cannot pass log(B−1)."
-    lines = [Line("mean(q−ℓ)", _epochs(run), _scaled([record.get("radius") for record in run.records]))]
-    yield Curve("radius", "Radius", "nats", caption, lines, None, tuple(levels), False, _latest(lines))
+    y = _scaled([record.get("radius") for record in run.records])
+    lines = [Line("mean(q−ℓ)", _places(run, axis), y)]
+    latest, key = _latest(lines), _key("radius", axis)
+    yield Curve(key, "Radius", "nats", caption, lines, None, tuple(levels), False, latest, axis.label)
 
 
-def _log_u(run: Run) -> Iterator[Curve]:
+def _log_u(run: Run, axis: Axis) -> Iterator[Curve]:
     low, middle, high = (
         _scaled([record.get(f"log_u_q{q}") for record in run.records]) for q in ("05", "50", "95")
     )
-    lines = [Line("median", _epochs(run), middle)]
+    lines = [Line("median", _places(run, axis), middle)]
     caption = (
         "The estimators of the batch's samples. They fall as pairs become easier to tell from the rest; "
         "the upper edge of the band are the samples that are still hard."
     )
-    band = Band("5–95 %", _epochs(run), low, high)
-    yield Curve("log_u", "Estimators log u", "log u", caption, lines, band, (), False, _latest(lines))
+    band = Band("5–95 %", _places(run, axis), low, high)
+    latest, key = _latest(lines), _key("log_u", axis)
+    yield Curve(key, "Estimators log u", "log u", caption, lines, band, (), False, latest, axis.label)
 
 
-_MAKERS: tuple[Callable[[Run], Iterator[Curve]], ...] = (
+_MAKERS: tuple[Callable[[Run, Axis], Iterator[Curve]], ...] = (
     _evaluation,
     _simple(
         "loss",
@@ -214,17 +274,21 @@ _MAKERS: tuple[Callable[[Run], Iterator[Curve]], ...] = (
 )
 
 
-def _epochs(run: Run) -> list[float]:
-    return [record["epoch"] for record in run.records]
+def _key(name: str, axis: Axis) -> str:
+    return name if axis is EPOCHS else f"{name}-{axis.key}"
+
+
+def _places(run: Run, axis: Axis) -> list[float]:
+    return _scaled([axis.of(run, record) for record in run.records])
+
+
+def _seconds(record: dict) -> float:
+    return timing(record, "elapsed") or 0.0
 
 
 def _scaled(values: list, factor: float = 1) -> list[float]:
     numbers = [number(value) for value in values]
     return [nan if value is None else factor * value for value in numbers]
-
-
-def _has_points(curve: Curve) -> bool:
-    return any(value == value for line in curve.lines for value in line.y)
 
 
 def _latest(lines: list[Line], after: str = "") -> str:

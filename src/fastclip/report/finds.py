@@ -98,7 +98,7 @@ def _by_text(index: Index, query: str, told: dict[int, list[str]]) -> ByText:
     matches = index.by_text(query, len(told))
     places = [place for place, match in enumerate(matches, start=1) if query in told[match.number]]
     best = [
-        FoundPicture(_thumbnail(index, m.number, told[m.number]), m.score, query in told[m.number])
+        FoundPicture(thumbnail_of(index, m.number, told[m.number]), m.score, query in told[m.number])
         for m in matches[:BEST_PICTURES]
     ]
     return ByText(query, best, places[0] if places else None)
@@ -113,10 +113,10 @@ def _by_picture(index: Index, number: int, own: list[str]) -> ByPicture | None:
     matches = index.captions_for(image, len(index.captions))
     place = next(place for place, match in enumerate(matches, start=1) if match.text in own)
     best = [FoundCaption(m.text, m.score, m.text in own) for m in matches[:BEST_CAPTIONS]]
-    return ByPicture(_thumbnail(index, number, own), best, place)
+    return ByPicture(thumbnail_of(index, number, own), best, place)
 
 
-def _thumbnail(index: Index, number: int, captions: list[str]) -> Thumbnail:
+def thumbnail_of(index: Index, number: int, captions: list[str]) -> Thumbnail:
     words = "; ".join(captions[:_MANY]) or index.pictures.where(number)
     try:
         small = thumbnail(index.pictures.image(number), SIDE)

@@ -1,77 +1,58 @@
-"""Lays out a report: one HTML file that needs no other, written whole or not at all."""
+"""The page about one run: its curves, its scores, what its model finds, and which pairs it finds hard."""
 
 from __future__ import annotations
 
-import os
 import shlex
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from fastclip import __version__
-from fastclip.report.curves import curves
+from fastclip.report.curves import curves, elsewhere
+from fastclip.report.estimators import about_estimators
 from fastclip.report.finds import Finds
-from fastclip.report.headline import headline, percent
-from fastclip.report.plots import draw
-from fastclip.report.run import Run
+from fastclip.report.headline import headline
+from fastclip.report.run import Run, without_secrets
+from fastclip.report.samples import Samples
 from fastclip.report.scores import group_scores
+from fastclip.report.template import Page, drawn, fill
 
 
-def render(run: Run, finds: Finds | None, *, images: str | None, no_finds: str = "") -> str:
-    """The page as text.
+def render(
+    run: Run,
+    finds: Finds | None,
+    *,
+    images: str | None,
+    no_finds: str = "",
+    samples: Samples | None = None,
+) -> Page:
+    """The page, and what is drawn on it.
 
     Args:
         finds: what the model finds; None if it could not be tried.
         images: where the pictures are that were searched.
         no_finds: why there are no finds, as a sentence.
+        samples: which pairs are hard, and which negatives likely none; None if it could not be told.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["percent"] = percent
-    return environment.get_template("page.html").render(
+    first, more = curves(run), elsewhere(run)
+    html = fill(
+        "page.html",
         run=run,
         about=_about(run),
         state=run.state(),
         last_record=_moment(run.changed),
         figures=headline(run),
-        plots=[(curve, Markup(draw(curve))) for curve in curves(run)],
+        plots=drawn(first),
+        elsewhere=drawn(more),
+        estimators=about_estimators(run),
+        bad=_bad(run),
         groups=group_scores(run.results),
         finds=finds,
         images=images,
         no_finds=no_finds,
+        samples=samples,
         folder=shlex.quote(str(run.folder)),
         versions=run.facts.get("versions", {}),
-        version=__version__,
     )
-
-
-def write(page: str, out: Path) -> None:
-    """Put the page where it belongs; what was there stays until the new one is complete on the disk."""
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder; give a file, e.g. {out / 'report.html'}.")
-    part = out.with_name(f"{out.name}.{os.getpid()}.part")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(page.encode("utf-8", errors="replace"))  # JSON may hold half a letter
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(out)
-    except OSError as error:
-        raise OSError(
-            f"{out} cannot be written: {error.strerror}. Choose another --out, or free some space."
-        ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
+    return Page(html, [*first, *more])
 
 
 def _about(run: Run) -> list[str]:
@@ -83,6 +64,13 @@ def _about(run: Run) -> list[str]:
     model = Path(config.model.name).stem if config.model.name.endswith(".json") else config.model.name
     epochs = f"{config.epochs:g} epoch{'s' * (config.epochs != 1)}"
     return [config.algorithm, model, *pairs, f"global batch {config.batch.size:,}", epochs]
+
+
+def _bad(run: Run) -> list[tuple[str, str]]:
+    """Where each pair lies that could not be used, and why; addresses without who logs in."""
+    rows = run.facts.get("bad", [])
+    known = [row for row in rows if isinstance(row, list) and len(row) == 3]
+    return [(without_secrets(str(file)), str(reason)) for _, file, reason in known]
 
 
 def _moment(seconds: float | None) -> str:

@@ -80,6 +80,21 @@ class Run:
             return None
         return total_steps(self.config, self.num_samples)
 
+    def samples_at(self, record: dict) -> float | None:
+        """Pairs that a model had seen at a record of any kind."""
+        samples = number(record.get("samples"))
+        if samples is None and self.num_samples is not None:
+            return record["epoch"] * self.num_samples
+        return samples
+
+    def seconds_at(self, record: dict) -> float | None:
+        """By the first clock at or after a record: evaluations have none of their own."""
+        own = 0.0 if record["step"] == 0 else timing(record, "elapsed")
+        if own is not None:
+            return own
+        later = (timing(known, "elapsed") for known in self.records if known["step"] >= record["step"])
+        return next((seconds for seconds in later if seconds is not None), None)
+
     def state(self, now: float | None = None) -> State:
         """By the last checkpoint, and by how long ago the last record was written."""
         total, saved = self.total_steps, self.facts.get("step")
@@ -100,16 +115,26 @@ class Run:
         return max((b - a for a, b in zip([0.0, *elapsed], elapsed, strict=False)), default=0.0)
 
 
-def read_run(folder: Path) -> Run:
-    """Read all that is there; ValueError if the folder is no run's."""
+def read_run(folder: Path, *, settings: bool = True) -> Run:
+    """Read all that is there; ValueError if the folder is no run's.
+
+    Args:
+        settings: parse config.yaml too; who reads the many runs of a study knows their settings already.
+    """
     folder = folder.expanduser()
     _check_is_run(folder)
     run = Run(folder)
-    _read_config(run)
+    if settings:
+        _read_config(run)
     _read_metrics(run)
     _read_results(run)
     _read_facts(run)
     return run
+
+
+def without_secrets(text: str) -> str:
+    """Pages are made to be sent: who logs in where stays out of them."""
+    return _SECRETS.sub("", text)
 
 
 def number(value: object) -> float | None:
@@ -149,7 +174,7 @@ def _read_config(run: Run) -> None:
     path = run.folder / CONFIG
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        run.config_text = _SECRETS.sub("", text)  # pages are made to be sent
+        run.config_text = without_secrets(text)
         run.config = parse(["--config", str(path)])
     except OSError as error:
         run.missing.append(f"{CONFIG} cannot be read ({error.strerror}): the run's settings are not shown.")

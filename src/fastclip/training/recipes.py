@@ -6,6 +6,7 @@ import re
 from argparse import Action
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -99,6 +100,7 @@ class _Help(Help):
         return "" if section in SECTIONS or section in TABLES else super()._format_action(action)
 
 
+@cache
 def _parser(prog: str) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(

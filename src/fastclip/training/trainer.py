@@ -177,7 +177,8 @@ class Trainer:
         if best:
             self.best = {"score": score, "step": self.step, "measure": self.evaluator.best}
         epoch = self.step * self.config.batch.size / self.num_samples
-        self.telemetry.evaluated({"step": self.step, "epoch": epoch, "evaluation": scores, "best": best})
+        record = {"step": self.step, "epoch": epoch, "evaluation": scores, "best": best}
+        self.telemetry.evaluated(record | {"time": {"elapsed": clock.elapsed()}})
         return best
 
     def _save(self, loader: PairLoader, clock: Clock, must: bool) -> None:

@@ -1,0 +1,1 @@
+"""Grids of runs, compared: `fastclip compare`."""
