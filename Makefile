@@ -1,6 +1,6 @@
 # make demo    a model trained in front of you, with scores, a report and searches (about 6 minutes on 2 cores, and 3 to set up)
 # make setup   a .venv with everything, from nothing but Python 3.11 or newer and pip; safe to repeat
-# make test    all tests (about 8 minutes on 2 cores)
+# make test    all tests but the browser's (about 9 minutes on 2 cores)
 # make test-page   the demo page in a real browser; gets Debian's Chromium if there is none
 # make lint    ruff and mypy
 # make bench   every benchmark; figures are kept under results/
