@@ -130,9 +130,8 @@ def compare(image_bd: Tensor, text_bd: Tensor, code_b: Tensor, tau: float, tile:
             equal += int(twins.sum())
             exceeding += int((excess > 0).sum())
             equal_pairs = _keep_best(equal_pairs, s.masked_fill(~twins, -torch.inf), rows, columns)
-            turned = (image_bd[columns] @ text_bd[rows].T).T - own_b[
-                columns
-            ]  # what row's caption is to column
+            # How much better the row's caption fits the column's picture than its own
+            turned = (image_bd[columns] @ text_bd[rows].T).T - own_b[columns]
             both = torch.minimum(excess, turned).masked_fill((excess <= 0) | (excess < turned), -torch.inf)
             better_pairs = _keep_best(better_pairs, both, rows, columns)
     log_g_b = (log_sum - negatives_b.clamp(min=1).log()).mean(0)

@@ -46,9 +46,8 @@ def equal_captions(
     code_n = caption_codes(manifest, progress)
     n, batch = len(manifest), config.batch.size
     steps = max(1, int(config.epochs * n) // batch)
-    together = max(
-        1, min(steps, _AT_ONCE // batch)
-    )  # the order is one stream: k batches are one batch k times as large
+    # The order is one stream: k batches are one batch k times as large
+    together = max(1, min(steps, _AT_ONCE // batch))
     order = Order(n, together * batch, config.seed, data.shuffle, manifest.block_ends(), data.window)
     met = 0
     for first in range(0, steps, together):
