@@ -20,3 +20,12 @@ def cache(tmp_path, monkeypatch):
     """Every test has a cache of its own."""
     monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def _counted_captions(monkeypatch):
+    """Tables of studies have figures of equal captions, though nobody has the pairs."""
+    from fastclip.study import captions, tables
+
+    found = captions.EqualCaptions(0.1, 0.11, 0.5, 320, 640)
+    monkeypatch.setattr(tables, "equal_captions", lambda config, progress: found)

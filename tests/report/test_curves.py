@@ -1,7 +1,6 @@
 """A page has the curves that the metrics hold, and no others."""
 
 import math
-from copy import deepcopy
 
 import pytest
 
@@ -11,17 +10,6 @@ from tests.report.folders import BATCH, make_run
 
 ALL = ["evaluation", "loss", "tau", "radius", "log_u", "unvisited", "gamma", "lr", "grad_norm",
        "samples_per_second"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return read_run(make_run(tmp_path_factory.mktemp("runs") / "a"))
-
-
-@pytest.fixture
-def run(finished):
-    """A finished run of fastclip-v3, to be changed."""
-    return deepcopy(finished)
 
 
 def drawn(run):

@@ -1,23 +1,8 @@
 """The big numbers say what the records say, in words."""
 
-from copy import deepcopy
-
-import pytest
-
 from fastclip.report.headline import duration, headline, in_words
 from fastclip.report.run import read_run
 from tests.report.folders import PAIRS, make_run
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return read_run(make_run(tmp_path_factory.mktemp("runs") / "a"))
-
-
-@pytest.fixture
-def run(finished):
-    """A finished run, to be changed."""
-    return deepcopy(finished)
 
 
 def figure(run, name):

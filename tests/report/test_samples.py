@@ -64,8 +64,12 @@ class Index(FakeIndex):
         self.features.image_bd, self.text = image, text
         scale = torch.tensor(1 / TAU).log()
         self.model = type("Model", (), {})()
-        self.model.encode_text = lambda texts: torch.stack([self.text[caption] for caption in texts])
         self.model.towers = type("Towers", (), {"clip": type("Clip", (), {"logit_scale": scale})})()
+
+    def caption_features(self):
+        """Only the first caption of a picture counts."""
+        nothing = torch.full_like(self.features.image_bd[0], torch.nan)
+        return torch.stack([self.text.get(caption, nothing) for caption in self.captions])
 
 
 def index(captions):

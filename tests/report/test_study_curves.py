@@ -5,17 +5,11 @@ from statistics import fmean, stdev
 import pytest
 
 from fastclip.report.study_curves import against_options, courses, mean_course
-from fastclip.study import tables as tables_module
-from fastclip.study.captions import EqualCaptions
 from fastclip.study.measures import read_scores
 from fastclip.study.tables import study_tables
 from tests.study.studies import make_study, read_study, value_of
 
-
-@pytest.fixture(autouse=True)
-def _counted(monkeypatch):
-    found = EqualCaptions(0.1, 0.11, 0.5, 320, 640)
-    monkeypatch.setattr(tables_module, "equal_captions", lambda config, progress: found)
+pytestmark = pytest.mark.usefixtures("_counted_captions")
 
 
 @pytest.fixture

@@ -6,16 +6,10 @@ import pytest
 
 from fastclip.report import template as template_module
 from fastclip.report.study_page import progress_of, render_study
-from fastclip.study import tables as tables_module
-from fastclip.study.captions import EqualCaptions
 from tests.report.test_page import EVIL, Tags
 from tests.study.studies import fail, make_study, read_study
 
-
-@pytest.fixture(autouse=True)
-def _counted(monkeypatch):
-    found = EqualCaptions(0.1, 0.11, 0.5, 320, 640)
-    monkeypatch.setattr(tables_module, "equal_captions", lambda config, progress: found)
+pytestmark = pytest.mark.usefixtures("_counted_captions")
 
 
 @pytest.fixture

@@ -6,17 +6,11 @@ import json
 import pytest
 from rich.console import Console
 
-from fastclip.study import tables as tables_module
-from fastclip.study.captions import EqualCaptions
 from fastclip.study.rendering import as_dict, as_markdown, for_terminal, grids
 from fastclip.study.tables import study_tables
 from tests.study.studies import make_study, read_study
 
-
-@pytest.fixture(autouse=True)
-def _counted(monkeypatch):
-    found = EqualCaptions(0.1, 0.11, 0.5, 320, 640)
-    monkeypatch.setattr(tables_module, "equal_captions", lambda config, progress: found)
+pytestmark = pytest.mark.usefixtures("_counted_captions")
 
 
 @pytest.fixture

@@ -48,6 +48,18 @@ def written_aside(folder: Path) -> Iterator[Path]:
     part.rename(folder)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """A text file that is there whole, or as it was before."""
+    part = aside(path)
+    part.write_text(text, encoding="utf-8", newline="\n")
+    part.replace(path)
+
+
+def aside(path: Path) -> Path:
+    """Where this process writes what will take the place of `path`."""
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
 def is_remote(path: str) -> bool:
     """Whether a path names a file system that fsspec must reach: s3://, gs://, https://, hf://, …"""
     return "://" in path

@@ -36,8 +36,10 @@ class Answers:
     def captions_and_pictures(self, upload: Any, top: int) -> tuple[str, str]:
         """The captions that fit a picture best, "" if there are none; and the pictures most like it."""
         picture, top = open_upload(upload, self.uploads), check_top(top)
-        captions = self.index.captions_for(picture, top)
-        return draw_captions(captions) if captions else "", self._draw(self.index.by_image(picture, top))
+        query_d = self.index.model.encode_image(picture)[0]
+        captions = self.index.nearest_captions(query_d, top)
+        pictures = self._draw(self.index.nearest_pictures(query_d, top))
+        return draw_captions(captions) if captions else "", pictures
 
     def probabilities(self, upload: Any, labels: str) -> dict[str, float]:
         """Of each label, at the model's own temperature."""

@@ -104,7 +104,7 @@ def _open_index(
         index = Index.open(model, where.paths, pretrained, checkpoint, workers, update, where.columns)
     print(f"{len(index.features.kept_b):,} pictures with {len(index.captions):,} captions", flush=True)
     with progress("encoding captions", "captions") as update:
-        index.encode_captions(update)
+        index.caption_features(update)
     return index
 
 

@@ -130,19 +130,21 @@ class Index:
 
     def by_text(self, text: str, top: int) -> list[Match]:
         """The pictures that fit the words best, the best first."""
-        return self._nearest(self.model.encode_text(text)[0], top)
+        return self.nearest_pictures(self.model.encode_text(text)[0], top)
 
     def by_image(self, image: Image.Image | Path, top: int) -> list[Match]:
         """The pictures that are most like this one."""
-        return self._nearest(self.model.encode_image(image)[0], top)
+        return self.nearest_pictures(self.model.encode_image(image)[0], top)
 
     def captions_for(self, image: Image.Image | Path, top: int) -> list[CaptionMatch]:
         """Of the captions of all pictures, those that fit this one best, the best first."""
-        if self._caption_md is None:
-            self.encode_captions()
-        if self._caption_md is None:
+        return self.nearest_captions(self.model.encode_image(image)[0], top)
+
+    def nearest_captions(self, query_d: Tensor, top: int) -> list[CaptionMatch]:
+        """Those whose features are nearest, the best first."""
+        if not self.captions:
             return []
-        scores = self._caption_md @ self.model.encode_image(image)[0]
+        scores = self.caption_features() @ query_d
         best = scores.argsort(descending=True, stable=True)[:top]
         return [
             CaptionMatch(self.captions[number], score)
@@ -155,14 +157,16 @@ class Index:
         kept = (self.pictures.pictures[number] for number in self.features.kept_b.tolist())
         return list(dict.fromkeys(caption for picture in kept for caption in picture.captions))
 
-    def encode_captions(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Once, before the first question; `progress(done, total)` counts captions."""
-        parts = []
-        for start in range(0, len(self.captions), _CAPTIONS_AT_ONCE):
-            parts.append(self.model.encode_text(self.captions[start : start + _CAPTIONS_AT_ONCE]))
-            if progress is not None:
-                progress(start + len(parts[-1]), len(self.captions))
-        self._caption_md = torch.cat(parts) if parts else None
+    def caption_features(self, progress: Callable[[int, int], None] | None = None) -> Tensor:
+        """A row for each of `captions`, encoded once; `progress(done, total)` counts them."""
+        if self._caption_md is None:
+            parts = []
+            for start in range(0, len(self.captions), _CAPTIONS_AT_ONCE):
+                parts.append(self.model.encode_text(self.captions[start : start + _CAPTIONS_AT_ONCE]))
+                if progress is not None:
+                    progress(start + len(parts[-1]), len(self.captions))
+            self._caption_md = torch.cat(parts) if parts else self.features.image_bd.new_empty(0, 0)
+        return self._caption_md
 
     def draw(self, matches: list[Match], path: Path) -> None:
         """A contact sheet, the best first."""
@@ -172,7 +176,8 @@ class Index:
         ]
         draw_sheet(cells, path)
 
-    def _nearest(self, query_d: Tensor, top: int) -> list[Match]:
+    def nearest_pictures(self, query_d: Tensor, top: int) -> list[Match]:
+        """Those whose features are nearest, the best first."""
         scores = self.features.image_bd @ query_d
         best = scores.argsort(descending=True, stable=True)[:top]
         return [

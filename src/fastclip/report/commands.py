@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from fastclip.progress import progress
 
 if TYPE_CHECKING:
+    from fastclip.evaluation.search import Index
+    from fastclip.model import TwoTowers
     from fastclip.report.finds import Finds
     from fastclip.report.run import Run
     from fastclip.report.samples import Samples
     from fastclip.report.template import Page
-    from fastclip.training.runs import EvaluationPairs
 
 log = logging.getLogger(__name__)
 Checkpoint = Literal["last", "best"]
@@ -75,6 +76,7 @@ def _about_run(
     folder: Path, images: str | None, queries: list[str] | None, checkpoint: Checkpoint, workers: int
 ) -> Page:
     """The page of one run."""
+    from fastclip.evaluation.search import Index
     from fastclip.report.page import render
     from fastclip.report.run import read_run
     from fastclip.training.runs import EvaluationPairs, evaluation_pairs, find_checkpoint
@@ -83,18 +85,20 @@ def _about_run(
     if checkpoint == "best":
         find_checkpoint(found.folder, "best")  # says so if there is none
     where = EvaluationPairs([images]) if images is not None else evaluation_pairs(found.folder)
-    finds, samples, reason = None, None, ""
-    if found.facts and found.results:
-        _tell_old_scores(found, checkpoint)
+    index, finds, samples, reason = None, None, None, ""
     if not where.paths:
         reason = "The run's config names no pictures (evaluate.pairs)."
     else:
         try:
-            finds, samples = _find(found, where, queries, checkpoint, workers)
+            with progress("encoding pictures", "images") as update:
+                index = Index.open(str(folder), where.paths, None, checkpoint, workers, update, where.columns)
+            finds, samples = _find(index, queries)
         except (OSError, ValueError, RuntimeError) as error:
             if images is not None and found.facts:
                 raise
             reason = str(error)
+    if found.facts and found.results:
+        _tell_old_scores(found, checkpoint, None if index is None else index.model.towers)
     if reason:
         log.warning("The page shows nothing that the model finds: %s", reason)
     return render(found, finds, images=", ".join(where.paths), no_finds=reason, samples=samples)
@@ -134,13 +138,13 @@ def _queries(search: str | None) -> list[str] | None:
     return queries
 
 
-def _tell_old_scores(run: Run, checkpoint: Checkpoint) -> None:
-    """A run may have gone on since it was scored."""
+def _tell_old_scores(run: Run, checkpoint: Checkpoint, towers: TwoTowers | None) -> None:
+    """A run may have gone on since it was scored; its model is loaded if nobody has done so."""
     from fastclip.evaluation.kept import model_key
     from fastclip.loading import load_towers
 
     try:
-        key = model_key(load_towers(run.folder, checkpoint=checkpoint), None)
+        key = model_key(towers or load_towers(run.folder, checkpoint=checkpoint), None)
     except (OSError, ValueError, RuntimeError) as error:
         run.missing.append(f"The {checkpoint} checkpoint cannot be loaded: {error}")
         return
@@ -152,22 +156,14 @@ def _tell_old_scores(run: Run, checkpoint: Checkpoint) -> None:
         )
 
 
-def _find(
-    run: Run,
-    where: EvaluationPairs,
-    queries: list[str] | None,
-    checkpoint: Checkpoint,
-    workers: int,
-) -> tuple[Finds, Samples | None]:
-    from fastclip.evaluation.search import Index
+def _find(index: Index, queries: list[str] | None) -> tuple[Finds, Samples | None]:
+    """What the model finds, and what it finds hard."""
     from fastclip.report.finds import find
     from fastclip.report.samples import look_at_samples
 
-    with progress("encoding pictures", "images") as update:
-        index = Index.open(str(run.folder), where.paths, None, checkpoint, workers, update, where.columns)
     with progress("encoding captions", "captions") as update:
-        index.encode_captions(update)
+        index.caption_features(update)
     with progress("searching", "queries") as update:
         finds = find(index, queries, update)
-    with progress("looking for hard pairs", "captions") as update:
+    with progress("looking for hard pairs", "pairs") as update:
         return finds, look_at_samples(index, update)

@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from fastclip.data.cache import aside
 from fastclip.progress import progress
 from fastclip.report.curves import Curve
 from fastclip.report.plots import draw_png
@@ -28,7 +29,7 @@ def write(page: str | bytes, out: Path) -> None:
     """Put a file where it belongs; what was there stays until the new one is complete on the disk."""
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; give a file, e.g. {out / 'report.html'}.")
-    part = out.with_name(f"{out.name}.{os.getpid()}.part")
+    part = aside(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:

@@ -19,7 +19,6 @@ from fastclip.report.finds import Thumbnail, thumbnail_of
 MOST_PAIRS = 5_000
 HARDEST, LIKELY = 12, 12  # shown on a page
 _TILE = 1024
-_TEXTS_AT_ONCE = 1024
 
 
 class HardPair(NamedTuple):
@@ -85,27 +84,30 @@ def look_at_samples(index: Index, progress: Callable[[int, int], None]) -> Sampl
     if len(told) < 2:
         return None
     chosen = told[:MOST_PAIRS]
-    captions = list(dict.fromkeys(caption for _, _, caption in chosen))
-    code_of = {caption: code for code, caption in enumerate(captions)}
-    parts = []
-    for start in range(0, len(captions), _TEXTS_AT_ONCE):
-        parts.append(index.model.encode_text(captions[start : start + _TEXTS_AT_ONCE]))
-        progress(min(start + _TEXTS_AT_ONCE, len(captions)), len(captions))
-    code_b = torch.tensor([code_of[caption] for _, _, caption in chosen])
+    code_of = {caption: code for code, caption in enumerate(index.captions)}
     image_bd = index.features.image_bd[torch.tensor([row for row, _, _ in chosen])].float()
-    text_bd = torch.cat(parts).to(image_bd.device).float()[code_b.to(image_bd.device)]
+    code_b = torch.tensor([code_of[caption] for _, _, caption in chosen], device=image_bd.device)
+    text_bd = index.caption_features().to(image_bd.device).float()[code_b]
     tau = 1 / float(index.model.towers.clip.logit_scale.detach().exp())
-    found = compare(image_bd, text_bd, code_b.to(image_bd.device), tau)
+    found = compare(image_bd, text_bd, code_b, tau, progress=progress)
     return _shown(index, chosen, image_bd, text_bd, found, len(told))
 
 
 @torch.no_grad()
-def compare(image_bd: Tensor, text_bd: Tensor, code_b: Tensor, tau: float, tile: int = _TILE) -> Comparison:
+def compare(
+    image_bd: Tensor,
+    text_bd: Tensor,
+    code_b: Tensor,
+    tau: float,
+    tile: int = _TILE,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
     """Every picture with every caption.
 
     Args:
         code_b: equal for equal captions; these are no negatives of each other.
         tau: the model's temperature.
+        progress: is told (done, total) of the pairs.
     """
     own_b = (image_bd * text_bd).sum(1)
     b = len(own_b)
@@ -134,6 +136,8 @@ def compare(image_bd: Tensor, text_bd: Tensor, code_b: Tensor, tau: float, tile:
             turned = (image_bd[columns] @ text_bd[rows].T).T - own_b[columns]
             both = torch.minimum(excess, turned).masked_fill((excess <= 0) | (excess < turned), -torch.inf)
             better_pairs = _keep_best(better_pairs, both, rows, columns)
+        if progress is not None:
+            progress(rows.stop, b)
     log_g_b = (log_sum - negatives_b.clamp(min=1).log()).mean(0)
     pairs = [[(i, j) for _, i, j in best] for best in (equal_pairs, better_pairs)]
     return Comparison(log_g_b, place[0], place[1], pairs[0], pairs[1], equal, exceeding)

@@ -12,7 +12,7 @@ from scipy.special import gammaln
 from fastclip.data.images import BadImage
 from fastclip.data.manifest import Manifest, Place, open_manifest
 from fastclip.data.order import Order
-from fastclip.training.config import TrainConfig
+from fastclip.training.config import TrainConfig, whole_batches
 
 MOST_PAIRS = 5_000_000
 _AT_ONCE = 1 << 20  # places in the order of a run that are looked at together
@@ -45,7 +45,7 @@ def equal_captions(
         return None
     code_n = caption_codes(manifest, progress)
     n, batch = len(manifest), config.batch.size
-    steps = max(1, int(config.epochs * n) // batch)
+    steps = whole_batches(config.epochs, n, batch)
     # The order is one stream: k batches are one batch k times as large
     together = max(1, min(steps, _AT_ONCE // batch))
     order = Order(n, together * batch, config.seed, data.shuffle, manifest.block_ends(), data.window)

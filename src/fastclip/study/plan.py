@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from fastclip.data.cache import write_whole
 from fastclip.study.arms import Arm, grid, identity, name_arms, number_or_as_it_is
 
 STUDY_FILE = "study.yaml"
@@ -200,9 +201,7 @@ def study_from(settings: dict[str, Any], where: str) -> Study:
 def write_study(study: Study, path: Path) -> None:
     """A file from which the same study is read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(study_text(study), encoding="utf-8")
-    part.replace(path)
+    write_whole(path, study_text(study))
 
 
 def study_text(study: Study) -> str:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from fastclip.study.arms import Arm
 from fastclip.study.plan import STUDY_FILE, Study, load_study
+from fastclip.training.config import whole_batches
 
 State = Literal["done", "unfinished", "failed"]
 TUNING_FILE = "tuning.json"
@@ -107,7 +108,7 @@ def is_trained(folder: Path) -> bool:
     try:
         facts = json.loads(newest.read_bytes())["facts"]
         config = facts["config"]
-        last = max(1, int(config["epochs"] * facts["num_samples"]) // config["batch"]["size"])
+        last = whole_batches(config["epochs"], facts["num_samples"], config["batch"]["size"])
         return facts["step"] >= last and (folder / "model").is_dir()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{newest} cannot be read ({error!r}): remove {newest.parent}.") from error

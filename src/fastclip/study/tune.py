@@ -17,6 +17,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastclip.data.cache import write_whole
 from fastclip.study.arms import Arm, grid, slug
 from fastclip.study.plan import Study
 from fastclip.study.study import TUNING_FILE, chosen_values, failure_file, is_trained
@@ -71,9 +72,7 @@ def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
         "seed": study.tune_seed,
         "arms": arms,
     }
-    part = out / f"{TUNING_FILE}.part"
-    part.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    part.replace(out / TUNING_FILE)
+    write_whole(out / TUNING_FILE, json.dumps(found, indent=2) + "\n")
     return chosen_values(out)
 
 

@@ -26,7 +26,7 @@ from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer
 from fastclip.progress import progress
-from fastclip.training.config import DataConfig, TrainConfig
+from fastclip.training.config import DataConfig, TrainConfig, whole_batches
 from fastclip.training.launch import World
 from fastclip.training.learner import Learner
 from fastclip.training.resolve import loss_row, loss_settings, optim_row
@@ -165,7 +165,7 @@ def build_learner(config: TrainConfig, towers: TwoTowers, num_samples: int, worl
 
 def total_steps(config: TrainConfig, num_samples: int) -> int:
     """Whole batches in the run's epochs."""
-    return max(1, int(config.epochs * num_samples) // config.batch.size)
+    return whole_batches(config.epochs, num_samples, config.batch.size)
 
 
 def warmup_steps(config: TrainConfig, steps: int) -> int:

@@ -17,6 +17,11 @@ from fastclip.objective.algorithms import find_algorithm
 OPTIMIZER_NAMES = ("adamw", "lamb", "lion", "sgd")
 
 
+def whole_batches(epochs: float, num_samples: int, batch: int) -> int:
+    """The steps of a run; at least one."""
+    return max(1, int(epochs * num_samples) // batch)
+
+
 def _check(name: str, value: object, good: bool, example: object) -> None:
     if not good:
         raise ValueError(f"{name}={value!r} is not possible; try {name}={example}.")

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from fastclip.data.cache import built_once
-from fastclip.data.library.build import RECORDS, Record, finish, read_plan, write_whole
+from fastclip.data.cache import built_once, write_whole
+from fastclip.data.library.build import RECORDS, Record, finish, read_plan
 from fastclip.data.library.iconify import DataUnavailable
 
 __all__ = ["NAMES", "DataUnavailable", "get"]

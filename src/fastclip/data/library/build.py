@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fastclip.data.cache import aside, write_whole
 from fastclip.progress import progress as progress_bar
 
 log = logging.getLogger(__name__)
@@ -105,16 +106,6 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
             header.size, header.mode, header.mtime, header.uid, header.gid = len(content), 0o644, 0, 0, 0
             tar.addfile(header, io.BytesIO(content))
     part.replace(path)
-
-
-def write_whole(path: Path, text: str) -> None:
-    part = aside(path)
-    part.write_text(text, encoding="utf-8", newline="\n")
-    part.replace(path)
-
-
-def aside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.part")
 
 
 def _perform(job_work: Callable[..., Record], arguments: tuple[Any, ...], record: Path) -> None:

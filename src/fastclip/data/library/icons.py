@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastclip.data.cache import write_whole
 from fastclip.data.library import iconify
-from fastclip.data.library.build import Job, Record, begin, read_plan, run, write_whole
+from fastclip.data.library.build import Job, Record, begin, read_plan, run
 from fastclip.data.library.captions import captioner, words_of
 from fastclip.data.library.iconify import Icon, IconSet
 from fastclip.data.library.render import SIZE, Drawing, check_renderer, render_shard, render_tasks

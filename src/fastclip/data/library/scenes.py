@@ -14,7 +14,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from fastclip.data.library.build import Job, Record, begin, run, tick, write_tar, write_whole
+from fastclip.data.cache import write_whole
+from fastclip.data.library.build import Job, Record, begin, run, tick, write_tar
 from fastclip.data.library.render import SIZE, encode
 from fastclip.data.library.tasks import Task, write_task
 

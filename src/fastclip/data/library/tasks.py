@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastclip.data.library.build import aside, write_tar, write_whole
+from fastclip.data.cache import aside, write_whole
+from fastclip.data.library.build import write_tar
 from fastclip.data.library.captions import TONE, TONES
 
 LEAST = 10  # examples of a class word, or countries of a flag task
