@@ -16,7 +16,7 @@ from fastclip.data import manifest as module
 from fastclip.data.cache import RemoteError
 from fastclip.data.images import BadImage
 from fastclip.data.manifest import open_manifest
-from fastclip.data.sources import SourceError
+from fastclip.data.pairs import SourceError
 from tests.data.collections import pair_members, picture, png, write_shards, write_tar
 
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastclip.data.sources import File, Pair, Problem, SourceError, expand_braces, find_files, read_pairs
+from fastclip.data.pairs import File, Pair, Problem, SourceError
+from fastclip.data.sources import expand_braces, find_files, read_pairs
 from tests.data.collections import pair_members, picture, png, write_shards, write_tar
 
 

@@ -8,7 +8,7 @@ from math import ceil
 import pytest
 import torch
 
-from fastclip.data.sources import SourceError
+from fastclip.data.pairs import SourceError
 from fastclip.training import build
 from fastclip.training.build import (
     build_learner,

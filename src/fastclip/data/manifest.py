@@ -28,19 +28,10 @@ from fastclip.data.cache import (
     written_aside,
 )
 from fastclip.data.images import BadImage
+from fastclip.data.pairs import EMPTY_FILE, NO_FILE, File, Pair, Problem, SourceError
 from fastclip.data.readers import OpenFiles, ParquetImages
-from fastclip.data.sources import (
-    EMPTY_FILE,
-    NO_FILE,
-    File,
-    Pair,
-    Problem,
-    SourceError,
-    find_files,
-    folder_of,
-    list_folder,
-    read_pairs,
-)
+from fastclip.data.sources import find_files, list_folder, read_pairs
+from fastclip.data.tables import folder_of
 
 log = logging.getLogger(__name__)
 VERSION = 1

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastclip.data.cache import local_copy
 from fastclip.data.images import BadImage
-from fastclip.data.sources import find_columns
+from fastclip.data.tables import find_columns
 
 
 class ChangedFile(OSError):

@@ -16,17 +16,9 @@ from torch import Tensor
 from fastclip.data.cache import cache_folder, is_remote
 from fastclip.data.images import BadImage, upright_rgb
 from fastclip.data.manifest import caption_lines, digest, open_manifest
+from fastclip.data.pairs import File, Pair, SourceError
 from fastclip.data.sheet import draw_sheet
-from fastclip.data.sources import (
-    FOLDER_TABLES,
-    IMAGE_EXTENSIONS,
-    File,
-    Pair,
-    SourceError,
-    find_files,
-    read_pairs,
-    tar_members,
-)
+from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, find_files, read_pairs, tar_members
 from fastclip.evaluation.features import Encoder, ImageFeatures
 from fastclip.evaluation.kept import kept_features, model_key
 from fastclip.evaluation.layout import PairPlace

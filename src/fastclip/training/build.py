@@ -20,7 +20,7 @@ from fastclip.data.kept import KeptImages
 from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
-from fastclip.data.sources import SourceError
+from fastclip.data.pairs import SourceError
 from fastclip.data.tokenize import Tokenizer
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss

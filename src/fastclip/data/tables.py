@@ -1,0 +1,170 @@
+"""Pairs in tables: CSV and TSV, Parquet with files or with image bytes, Hugging Face's metadata.jsonl."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from fastclip.data.cache import is_remote, local_copy
+from fastclip.data.pairs import EMPTY_FILE, NO_FILE, File, Pair, Problem, SourceError
+
+# The names that open_clip, img2dataset, Hugging Face and common data sets use, in the order of trying
+IMAGE_COLUMNS = (
+    "filepath",
+    "file_path",
+    "image_path",
+    "img_path",
+    "file_name",
+    "filename",
+    "image",
+    "img",
+    "path",
+    "jpg",
+    "png",
+    "webp",
+)
+CAPTION_COLUMNS = ("title", "caption", "text", "txt", "description", "sentence", "prompt", "captions")
+_LONGEST_FIELD = 1 << 24  # characters of a CSV field
+_MOST_LINES = 100  # of a caption
+
+
+def read_csv(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    """Images are file names; commas or tabs, whichever the header has more of."""
+    csv.field_size_limit(_LONGEST_FIELD)
+    with open(
+        local_copy(file.path, file.version), newline="", encoding="utf-8-sig", errors="replace"
+    ) as stream:
+        header = stream.readline()
+        delimiter = "\t" if header.count("\t") >= header.count(",") and "\t" in header else ","
+        stream.seek(0)
+        rows = csv.DictReader(stream, delimiter=delimiter)
+        image_column, caption_column = find_columns(file.path, list(rows.fieldnames or []), columns)
+        try:
+            for row in rows:
+                if None in row:
+                    reason = "more fields than columns: is a caption's comma not quoted?"
+                    yield Problem(file.path, f"line {rows.line_num}", reason)
+                else:
+                    yield file_pair(file.path, row.get(image_column), row.get(caption_column))
+        except csv.Error as error:
+            raise SourceError(f"{file.path}, line {rows.line_num}: {error}") from error
+
+
+def find_columns(path: str, names: list[str], given: tuple[str | None, str | None]) -> tuple[str, str]:
+    """The image's and the caption's column: those given, else the first of the common names."""
+    found = []
+    lower = {name.lower(): name for name in reversed(names)}
+    for what, wanted, common in (
+        ("image", given[0], IMAGE_COLUMNS),
+        ("caption", given[1], CAPTION_COLUMNS),
+    ):
+        column = (
+            wanted
+            if wanted in names
+            else None
+            if wanted
+            else next((lower[c] for c in common if c in lower), None)
+        )
+        if column is None:
+            raise SourceError(
+                f"{path} has no column {wanted or f'for the {what}'}; its columns are {', '.join(names)}. "
+                f"Name it with --{what}_column."
+            )
+        found.append(column)
+    return found[0], found[1]
+
+
+def file_pair(table: str, name: object, caption: object) -> Pair | Problem:
+    """A pair whose image is a file of its own, named in a table; names are relative to the table's folder."""
+    if not name or not isinstance(name, str):
+        return Problem(table, str(name), "no file name")
+    if not is_remote(name):
+        try:
+            if os.stat(os.path.join(folder_of(table), name)).st_size == 0:
+                return Problem(table, name, EMPTY_FILE)
+        except OSError:
+            return Problem(table, name, NO_FILE)
+    return _pair(table, name, name, caption)
+
+
+def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Problem:
+    """A pair whose caption stands in a table; of several captions in a list the first that is not empty."""
+    if isinstance(caption, (list, tuple)):
+        caption = next((c for c in caption if isinstance(c, str) and c.strip()), None)
+    if caption is None:
+        return Problem(file, key, "no caption")
+    if not isinstance(caption, str):
+        return Problem(file, key, f"caption is a {type(caption).__name__}, not text")
+    if not caption.strip():
+        return Problem(file, key, "empty caption")
+    if caption.count("\n") > _MOST_LINES:
+        return Problem(file, key, f"caption of more than {_MOST_LINES} lines: is a quote not closed?")
+    return Pair(image, caption)
+
+
+def folder_of(path: str) -> str:
+    """A folder itself, or the folder of a table."""
+    return path if os.path.isdir(path) else os.path.dirname(path)
+
+
+def read_parquet(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    """Images are bytes in the table (Hugging Face's struct of bytes and path, or binary), or file names."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(local_copy(file.path, file.version))
+    except pa.ArrowException as error:
+        raise SourceError(f"{file.path} is not a readable Parquet file: {error}") from error
+    image_column, caption_column = find_columns(file.path, table.schema_arrow.names, columns)
+    kind = table.schema_arrow.field(image_column).type
+    plain_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    holds_bytes = plain_bytes or pa.types.is_struct(kind)
+    wanted = [caption_column] if holds_bytes else [image_column, caption_column]
+    row = 0
+    for group in range(table.num_row_groups):
+        empty = _empty_rows(table, group, image_column) if plain_bytes else set()
+        values = table.read_row_group(group, columns=wanted).to_pydict()
+        for i, caption in enumerate(values[caption_column]):
+            if i in empty:
+                yield Problem(file.path, f"row {row}", "the row holds no image")
+            elif holds_bytes:
+                yield _pair(file.path, f"row {row}", row, caption)
+            else:
+                yield file_pair(file.path, values[image_column][i], caption)
+            row += 1
+
+
+def _empty_rows(table: Any, group: int, column: str) -> set[int]:
+    """Rows of a group with null for an image, as img2dataset leaves of what it could not download."""
+    about = table.metadata.row_group(group)
+    chunks = [about.column(number) for number in range(about.num_columns)]
+    known = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == column)
+    if known is not None and known.has_null_count and known.null_count == 0:
+        return set()  # told without reading the images
+    nulls = table.read_row_group(group, columns=[column]).column(0).is_null()
+    return {i for i, null in enumerate(nulls.to_pylist()) if null}
+
+
+def read_jsonl(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+    """Hugging Face's metadata.jsonl: an object a line, file_name and a caption."""
+    found = None
+    with open(path, encoding="utf-8-sig", errors="replace") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                row = None
+            if not isinstance(row, dict):
+                if line.strip():
+                    yield Problem(path, f"line {number}", "not a JSON object")
+                continue
+            try:
+                found = found or find_columns(path, list(row), columns)
+            except SourceError:
+                yield Problem(path, f"line {number}", "no image or no caption in this line")
+                continue
+            yield file_pair(path, row.get(found[0]), row.get(found[1]))
