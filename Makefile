@@ -3,12 +3,13 @@
 # make test    all tests but the browser's (about 9 minutes on 2 cores)
 # make test-page   the demo page in a real browser; gets Debian's Chromium if there is none
 # make lint    ruff and mypy
+# make study NAME=batch   one of studies/*.yaml from its pairs to its tables (20 minutes to 1.5 hours on 2 cores)
 # make bench   every benchmark; figures are kept under results/
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests benchmarks
 
-.PHONY: demo setup test test-page lint bench clean
+.PHONY: demo setup test test-page lint study bench clean
 
 demo: setup
 	@$(BIN)/python -m fastclip.demo.tour
@@ -36,6 +37,12 @@ lint: setup
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+
+study: setup
+	@test -f "studies/$(NAME).yaml" || { echo "Which study? make study NAME=$$(ls studies/*.yaml | sed 's:.*/::; s:\.yaml::' | paste -sd '|')"; exit 1; }
+	$(BIN)/fastclip data get emoji
+	$(BIN)/fastclip compare --study studies/$(NAME).yaml
+	$(BIN)/python -m benchmarks.study $(NAME)
 
 bench: setup
 	$(BIN)/python -m benchmarks.bytes_on_the_wire

@@ -17,11 +17,11 @@ import torch
 RESULTS = Path(__file__).parent.parent / "results"
 
 
-def save(name: str, seed: int, figures: dict) -> None:
+def save(name: str, seed: int | list[int], figures: dict, command: str | None = None) -> None:
     """Write results/NAME.json, aside first, so that an interrupted run leaves the old figures whole."""
     RESULTS.mkdir(exist_ok=True)
     record = {
-        "command": "python " + " ".join(["-m", f"benchmarks.{name}", *sys.argv[1:]]),
+        "command": command or "python " + " ".join(["-m", f"benchmarks.{name}", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "seed": seed,
         "versions": {

@@ -73,6 +73,15 @@ def test_what_was_written_reads_as_the_same_study(tmp_path):
         ({**TUNED, "validation": {"pair": "x"}}, "validation has no 'pair'"),
         ({**TUNED, "tune": {"batch.size": [8]}}, "batch.size is varied and tuned"),
         ({**TUNED, "seeds": [1000]}, "tune_seed=1000 is one of the seeds"),
+        ({**TUNED, "arms": [{"algorithm": "mbcl", "tune": [1]}]}, "try tune: {loss.tau: [0.05, 0.1]}"),
+        ({**TUNED, "arms": [{"algorithm": "mbcl", "tune": {"loss.tau": 0.1}}]}, "loss.tau needs a list"),
+        ({**TUNED, "arms": [{"algorithm": "mbcl", "tune": {"seed": [1, 2]}}]}, "seed belongs to the study"),
+        ({**TUNED, "arms": [{"algorithm": "mbcl", "tune": {"loss.tau": [0.1]}}]}, "the same number of tries"),
+        ({"arms": [{"algorithm": "mbcl", "tune": {"loss.tau": [0.1]}}]}, "the same number of tries"),
+        (
+            {**TUNED, "arms": [{"algorithm": "mbcl", "loss.tau": 1, "tune": {"loss.tau": [1, 2]}}]},
+            "loss.tau is varied and tuned",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_field_and_what_works(changed, words):
@@ -139,3 +148,26 @@ def test_tests_may_come_later_and_a_baseline_may_change():
     assert later.baseline == {"batch.size": 16}
     with pytest.raises(ValueError, match="tasks: data/emoji/tasks there, nothing here"):
         grown(later, study())
+
+
+def test_an_arm_that_is_written_out_may_choose_from_values_of_its_own():
+    arms = [{"algorithm": "mbcl", "tune": {"loss.tau": ["5e-2", 0.1]}}, {"algorithm": "siglip"}]
+    one = study_from(TUNED | {"arms": arms}, "a.yaml")
+    tune = {arm.name: arm.tune for arm in one.all_arms()}
+    assert tune["mbcl"] == {"loss.tau": [0.05, 0.1]}
+    assert tune["siglip"] == tune["openclip-b16"] == {"optim.lr": [5e-4, 1e-3]}
+    assert one.all_arms()[4].values == {"algorithm": "mbcl"}
+    assert study_from(yaml.safe_load(study_text(one)), "a.yaml") == one
+
+
+def test_what_an_arm_chose_from_stays_when_others_are_added():
+    own = {"algorithm": "mbcl", "tune": {"loss.tau": [0.05, 0.1]}}
+    old = study_from(TUNED | {"vary": {}, "arms": [own]}, "a.yaml")
+    new = study_from(TUNED | {"vary": {}, "arms": [{"algorithm": "siglip"}]}, "a.yaml")
+    assert {arm.name: arm.tune for arm in grown(old, new).all_arms()} == {
+        "mbcl": {"loss.tau": [0.05, 0.1]},
+        "siglip": {"optim.lr": [5e-4, 1e-3]},
+    }
+    other = study_from(TUNED | {"vary": {}, "arms": [own | {"tune": {"loss.tau": [0.05, 0.2]}}]}, "a.yaml")
+    with pytest.raises(ValueError, match="its arm mbcl chose from"):
+        grown(old, other)

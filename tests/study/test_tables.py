@@ -139,15 +139,27 @@ def test_a_baseline_without_a_match_is_told(tmp_path):
     assert any("No arm can be compared with the baseline (algorithm openclip)" in told for told in missing)
 
 
-def test_baselines_match_on_all_other_values():
+def test_baselines_match_on_all_of_their_other_values():
     arms = [
         Arm("a", {"algorithm": "openclip", "batch.size": 1}),
         Arm("b", {"algorithm": "mbcl", "batch.size": 1, "loss.tau": 0.1}),
         Arm("c", {"algorithm": "mbcl", "batch.size": True}),
         Arm("d", {"algorithm": "mbcl", "batch.size": 1}),
+        Arm("e", {"algorithm": "mbcl"}),
     ]
     found = find_baselines(arms, {"algorithm": "openclip"})
-    assert found == {"a": None, "b": None, "c": None, "d": "a"}
+    assert found == {"a": None, "b": "a", "c": None, "d": "a", "e": None}
+
+
+def test_of_several_baselines_that_fit_the_closest_is_taken():
+    arms = [
+        Arm("a", {"algorithm": "openclip"}),
+        Arm("b", {"algorithm": "openclip", "batch.size": 1}),
+        Arm("c", {"algorithm": "mbcl", "batch.size": 1, "loss.tau": 0.1}),
+        Arm("d", {"algorithm": "mbcl", "batch.size": 2}),
+    ]
+    found = find_baselines(arms, {"algorithm": "openclip"})
+    assert found == {"a": None, "b": None, "c": "b", "d": "a"}
 
 
 def test_columns_are_the_varied_options_and_names_stand_where_values_do_not_say_them(tmp_path):

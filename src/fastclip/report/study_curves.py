@@ -10,7 +10,7 @@ from fastclip.report.run import Run
 from fastclip.study.arms import Arm, identity
 from fastclip.study.measures import IN_TRAINING, Scores, points, training_measure
 from fastclip.study.statistics import Point, summarise
-from fastclip.study.tables import MeasureTable, StudyTables, shown
+from fastclip.study.tables import MeasureTable, StudyTables, find_baselines, shown
 
 MOST_ARMS = 10  # in one plot; more could not be told apart
 _FEW_ARMS = 5  # are easily told apart
@@ -68,10 +68,12 @@ def mean_course(runs: list[Run], measure: str, clock: bool) -> tuple[list[float]
 
 def _circles(arms: list[Arm], baseline: dict[str, object]) -> dict[str, list[Arm]]:
     """Arms for one plot, by what they have in common; all in one where they are few, or nothing compares."""
+    baselines, by_name = find_baselines(arms, baseline), {arm.name: arm for arm in arms}
     found: dict[str, list[Arm]] = {}
     for arm in arms:
-        common = {name: value for name, value in arm.values.items() if name not in baseline}
-        found.setdefault(", ".join(_told(name, value) for name, value in common.items()), []).append(arm)
+        reference = by_name[baselines[arm.name] or arm.name]
+        common = [_told(name, value) for name, value in reference.values.items() if name not in baseline]
+        found.setdefault(", ".join(common), []).append(arm)
     return found if len(arms) > _FEW_ARMS and baseline and len(found) < len(arms) else {"": arms}
 
 

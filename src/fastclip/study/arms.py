@@ -25,6 +25,8 @@ class Arm:
     """Such as `openclip-b32`: the same whatever other arms the study has."""
     values: dict[str, object]
     """The options that make this arm, by their dotted names; numbers are numbers."""
+    tune: dict[str, list] = field(default_factory=dict)
+    """Options and the values to choose from for it; empty without tuning."""
     tuned: dict[str, object] = field(default_factory=dict)
     """What tuning chose for it; empty without tuning, and before it has ended."""
 

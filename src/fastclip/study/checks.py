@@ -26,7 +26,7 @@ def check_study(study: Study) -> dict[str, TrainConfig]:
     sources = {json.dumps(config.data.train): config.data.train for config in configs.values()}
     trained = {path for source in sources.values() for path in _files("data.train", source)}
     tested = _tests(study, configs)
-    if study.tune:
+    if study.tunes:
         _check_split(study, trained, tested)
     return configs
 
@@ -41,8 +41,8 @@ def _word(value: object) -> str:
 
 
 def _check_arm(study: Study, arm: Arm) -> TrainConfig:
-    for tuned in grid(study.tune):
-        tried = Arm(arm.name, arm.values, tuned)
+    for tuned in grid(arm.tune):
+        tried = Arm(arm.name, arm.values, tuned=tuned)
         try:
             config = resolve(parse(option_words(study.options(tried, study.seeds[0]))))
         except ValueError as error:

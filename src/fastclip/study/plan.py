@@ -36,11 +36,11 @@ class Study:
     vary: dict[str, list] = field(default_factory=dict)
     """Options and the values to compare; an arm is one choice of each."""
     arms: list[dict[str, Any]] = field(default_factory=list)
-    """Arms written out, instead of or besides `vary`; `name` gives one a name of its own."""
+    """Arms written out, instead of or besides `vary`; `name` gives one a name of its own, `tune` a grid."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """Every arm is trained once with each."""
     tune: dict[str, list] = field(default_factory=dict)
-    """Options whose values are chosen for each arm, all from the same grid."""
+    """Options whose values are chosen for each arm; an arm written out may have its own grid, as large."""
     tune_seed: int = 1000
     """The seed of tuning's runs, which is none of the seeds that count."""
     validation: dict[str, Any] = field(default_factory=dict)
@@ -56,20 +56,24 @@ class Study:
         self._check_kinds()
         for name in ("set", "baseline"):
             setattr(self, name, _numbers(getattr(self, name)))
-        self.arms = [
-            _numbers(arm) | ({"name": str(arm["name"])} if "name" in arm else {}) for arm in self.arms
-        ]
+        self.arms = [_written_arm(arm) for arm in self.arms]
         for name in ("vary", "tune"):
             setattr(self, name, _lists(name, getattr(self, name)))
         self._check_options()
         self._check_seeds()
         self._check_baseline()
-        if self.tune:
+        if self.tunes:
+            self._check_tuning()
             self._check_validation()
         elif self.validation:
             raise ValueError("validation has no effect without tune. Leave it out, or tune something.")
         if self.suite is not None:
             _check_suite(self.suite, self.tasks)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether values are chosen before the arms' runs."""
+        return any(arm.tune for arm in self.all_arms())
 
     @property
     def measure(self) -> str:
@@ -81,8 +85,14 @@ class Study:
         varied: list[tuple[str | None, dict]] = [(None, values) for values in grid(self.vary)]
         if not self.vary and self.arms:
             varied = []
-        written = [(arm.get("name"), {key: arm[key] for key in arm if key != "name"}) for arm in self.arms]
-        return name_arms([*varied, *written], alone=Path(self.config).stem)
+        written = [
+            (own.get("name"), {key: own[key] for key in own if key not in ("name", "tune")})
+            for own in self.arms
+        ]
+        arms = name_arms([*varied, *written], alone=Path(self.config).stem)
+        for arm, own in zip(arms, [{} for _ in varied] + self.arms, strict=True):
+            arm.tune = own.get("tune", self.tune)
+        return arms
 
     def options(self, arm: Arm, seed: int) -> dict[str, object]:
         """The options of a run, as `fastclip train` takes them, but for its folder."""
@@ -126,20 +136,22 @@ class Study:
             if key in seen:
                 raise ValueError(f"The arm {arm.name} is there twice ({seen[key]}): leave one out.")
             seen[key] = arm.name
-            twice = sorted(arm.values.keys() & self.tune.keys())
+            twice = sorted(arm.values.keys() & arm.tune.keys())
             if twice:
                 raise ValueError(f"{twice[0]} is varied and tuned: choose one of the two.")
 
     def _named_options(self) -> Iterator[tuple[str, str]]:
         for name in ("set", "vary", "tune"):
             yield from ((name, option) for option in getattr(self, name))
-        yield from (("arms", option) for arm in self.arms for option in arm)
+        for arm in self.arms:
+            yield from (("arms", option) for option in arm)
+            yield from (("arms: tune", option) for option in arm.get("tune", {}))
 
     def _check_seeds(self) -> None:
         good = self.seeds and all(type(seed) is int and seed >= 0 for seed in self.seeds)
         if not good or len({*self.seeds}) < len(self.seeds):
             raise ValueError(f"seeds={self.seeds} is not possible: different whole numbers; try [0, 1, 2].")
-        if self.tune and self.tune_seed in self.seeds:
+        if self.tunes and self.tune_seed in self.seeds:
             raise ValueError(
                 f"tune_seed={self.tune_seed} is one of the seeds: what was chosen with a seed is too good "
                 "with it. Try tune_seed: 1000."
@@ -150,6 +162,14 @@ class Study:
         if self.baseline and not any(self.baseline.items() <= arm.values.items() for arm in arms):
             there = ", ".join(f"{key}={value}" for arm in arms for key, value in arm.values.items())
             raise ValueError(f"baseline={self.baseline} is none of the arms; they have {there}.")
+
+    def _check_tuning(self) -> None:
+        tries = {arm.name: len(grid(arm.tune)) if arm.tune else 0 for arm in self.all_arms()}
+        if len({*tries.values()}) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in tries.items())
+            raise ValueError(
+                f"tune: every arm needs the same number of tries, for a fair comparison: {told}."
+            )
 
     def _check_validation(self) -> None:
         unknown = sorted(self.validation.keys() - {"pairs", "measure"})
@@ -207,7 +227,7 @@ def write_study(study: Study, path: Path) -> None:
 def study_text(study: Study) -> str:
     """The study as YAML, without what was left out."""
     kept = {name: value for name, value in asdict(study).items() if value not in (None, {}, [])}
-    if not study.tune:
+    if not study.tunes:
         kept.pop("tune_seed")
     return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
 
@@ -230,17 +250,36 @@ def grown(old: Study, new: Study) -> Study:
             + "\n  ".join(differ)
             + "\nGive the same settings, or another --out."
         )
-    known = {identity(arm.values): arm.name for arm in old.all_arms()}
+    known = {identity(arm.values): arm for arm in old.all_arms()}
     arms = {identity(arm.values): arm for arm in new.all_arms()}
     for key in known.keys() & arms.keys():
-        if known[key] != arms[key].name:
-            raise ValueError(f"its arm {known[key]} is called {arms[key].name} here: keep its name.")
+        if known[key].name != arms[key].name:
+            raise ValueError(f"its arm {known[key].name} is called {arms[key].name} here: keep its name.")
+        if identity({**known[key].tune}) != identity({**arms[key].tune}):
+            raise ValueError(f"its arm {known[key].name} chose from {known[key].tune}: keep that.")
     seeds = [*old.seeds, *(seed for seed in new.seeds if seed not in old.seeds)]
     if known.keys() <= arms.keys():
         return replace(new, seeds=seeds)  # the grid stays as the file has it
     every = [*old.all_arms(), *(arm for key, arm in arms.items() if key not in known)]
-    written = [{**arm.values, "name": arm.name} for arm in every]
+    written = [
+        {**arm.values, "name": arm.name} | ({} if arm.tune == new.tune else {"tune": arm.tune})
+        for arm in every
+    ]
     return replace(new, vary={}, arms=written, seeds=seeds)
+
+
+def _written_arm(arm: dict[str, Any]) -> dict[str, Any]:
+    """An arm of the file, with numbers for what reads like one."""
+    found = _numbers(arm)
+    if "name" in arm:
+        found["name"] = str(arm["name"])
+    if "tune" in arm:
+        if not isinstance(arm["tune"], dict) or not arm["tune"]:
+            raise ValueError(
+                f"arms: tune={arm['tune']!r} is not possible; try tune: {{loss.tau: [0.05, 0.1]}}."
+            )
+        found["tune"] = _lists("tune", arm["tune"])
+    return found
 
 
 def _lists(name: str, choices: dict[str, Any]) -> dict[str, list]:

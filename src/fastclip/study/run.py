@@ -54,7 +54,7 @@ def planned(study: Study, out: Path) -> list[Planned]:
     """Tuning's runs, then the arms' with each seed, and how far they are."""
     state, found = state_of(study, out), []
     for arm in state.arms:
-        for trial in trials(study, arm):
+        for trial in trials(arm):
             failure, folder = failure_file(out, trial.name), trial.folder(out)
             kind, error = _trial_state(failure, folder)
             found.append(Planned(trial.name, arm.values | trial.values, kind, error, str(folder)))
@@ -76,14 +76,14 @@ def _trial_state(failure: Path, folder: Path) -> tuple[State, str]:
 
 
 def _run_all(study: Study, out: Path, configs: dict[str, TrainConfig], jobs: Jobs) -> None:
-    if study.tune:
+    if study.tunes:
         chosen = choose(study, out)  # an arm that has its values is not tuned again
         open_arms = [arm for arm in study.all_arms() if arm.name not in chosen]
-        tried = [trial for arm in open_arms for trial in trials(study, arm)]
+        tried = [trial for arm in open_arms for trial in trials(arm)]
         jobs.run([_tuning_job(trial, study, out, configs) for trial in tried])
         choose(study, out)
     state = state_of(study, out)
-    ready = [run for run in state.runs if run.arm.tuned or not study.tune]
+    ready = [run for run in state.runs if run.arm.tuned or not study.tunes]
     for run in state.runs:
         if run not in ready and not jobs.stopped:
             _tell_untuned(run, out, jobs)

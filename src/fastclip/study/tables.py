@@ -127,20 +127,22 @@ def study_tables(state: StudyState, scores: Scores | None = None) -> StudyTables
 
 
 def find_baselines(arms: list[Arm], baseline: dict[str, object]) -> dict[str, str | None]:
-    """For each arm the name of the one it is compared with: the baseline's values, all others the same."""
-    wanted = {key: identity({"": value}) for key, value in baseline.items()}
+    """For each arm the name of the one it is compared with: the baseline's values, all others the arm's own.
 
-    def others(arm: Arm) -> str:
-        return identity({key: value for key, value in arm.values.items() if key not in baseline})
+    An arm may say more than its baseline: of several that fit, the one that says most is taken.
+    """
+    wanted = {identity({key: value}) for key, value in baseline.items()}
+
+    def others(arm: Arm) -> set[str]:
+        return {identity({key: value}) for key, value in arm.values.items() if key not in baseline}
 
     def is_baseline(arm: Arm) -> bool:
-        return bool(wanted) and all(
-            key in arm.values and identity({"": arm.values[key]}) == value for key, value in wanted.items()
-        )
+        return bool(wanted) and wanted <= {identity({key: value}) for key, value in arm.values.items()}
 
+    references = sorted(filter(is_baseline, arms), key=lambda arm: -len(arm.values))
     found: dict[str, str | None] = {}
     for arm in arms:
-        matching = (one.name for one in arms if is_baseline(one) and others(one) == others(arm))
+        matching = (one.name for one in references if others(one) <= others(arm))
         found[arm.name] = None if is_baseline(arm) else next(matching, None)
     return found
 

@@ -1,4 +1,4 @@
-"""Tuning: the same grid of values for every arm, judged on validation pairs; no test is ever opened.
+"""Tuning: as many tries for every arm, judged on validation pairs; no test is ever opened.
 
 `tuning.json` in the study's folder holds all of it:
 
@@ -23,6 +23,8 @@ from fastclip.study.plan import Study
 from fastclip.study.study import TUNING_FILE, chosen_values, failure_file, is_trained
 from fastclip.training.telemetry import read_metrics
 
+_NEVER = 1e9  # epochs between two evaluations: the one at the end is made whatever this is
+
 
 @dataclass
 class Trial:
@@ -39,18 +41,19 @@ class Trial:
         return out / "tuning" / self.arm.name / slug(self.values)
 
     def options(self, study: Study) -> dict[str, object]:
-        """The arm's options, but what is evaluated: the validation pairs and nothing else."""
-        arm = Arm(self.arm.name, self.arm.values, self.values)
+        """The arm's options, but what is evaluated: the validation pairs and nothing else, at the end alone."""
+        arm = Arm(self.arm.name, self.arm.values, tuned=self.values)
         return study.options(arm, study.tune_seed) | {
             "evaluate.pairs": study.validation["pairs"],
             "evaluate.tasks": None,
             "evaluate.best": study.measure,
+            "evaluate.every": _NEVER,
         }
 
 
-def trials(study: Study, arm: Arm) -> list[Trial]:
+def trials(arm: Arm) -> list[Trial]:
     """All that is tried for an arm, in the order of the file."""
-    return [Trial(arm, values) for values in grid(study.tune)] if study.tune else []
+    return [Trial(arm, values) for values in grid(arm.tune)] if arm.tune else []
 
 
 def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
@@ -60,7 +63,7 @@ def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
     """
     before, arms = chosen_values(out), []
     for arm in study.all_arms():
-        tried = [_tried(trial, study, out) for trial in trials(study, arm)]
+        tried = [_tried(trial, study, out) for trial in trials(arm)]
         chosen = before.get(arm.name)
         scored = [one for one in tried if one["score"] is not None]
         if chosen is None and scored and all(one["score"] is not None or one["error"] for one in tried):

@@ -1,0 +1,49 @@
+"""Keeps a finished study's figures under results/studies: all numbers as JSON, its tables and its pictures.
+
+    python -m benchmarks.study batch     after fastclip compare --study studies/batch.yaml
+
+`make study NAME=batch` does both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from benchmarks.record import RESULTS, save
+from fastclip.report.commands import report
+from fastclip.report.output import pictures_folder
+from fastclip.study.rendering import as_dict, as_markdown
+from fastclip.study.study import read_study
+from fastclip.study.tables import study_tables
+
+STUDIES = Path("studies")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Keep a finished study's figures under results/studies.")
+    parser.add_argument("name", help="the name of a file in studies/, without .yaml")
+    name = parser.parse_args().name
+    folder, kept = STUDIES / name, RESULTS / "studies" / name
+    state = read_study(folder)
+    undone = [run.folder.name for run in state.runs if run.state != "done"]
+    if undone:
+        raise SystemExit(f"{len(undone)} runs of {folder} are not done: {', '.join(undone[:5])} …")
+    tables = study_tables(state)
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    save(f"studies/{name}/figures", state.settings["seeds"], as_dict(tables), _commands(name))
+    (kept / "tables.md").write_text(as_markdown(tables), encoding="utf-8")
+    page = folder / "report.html"
+    report(folder, page)
+    for picture in sorted(pictures_folder(page).glob("*.png")):
+        shutil.copy(picture, kept)
+
+
+def _commands(name: str) -> str:
+    return f"fastclip compare --study studies/{name}.yaml; python -m benchmarks.study {name}"
+
+
+if __name__ == "__main__":
+    main()
