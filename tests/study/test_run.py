@@ -11,8 +11,10 @@ import pytest
 
 from fastclip.study.jobs import PROGRAM, locked
 from fastclip.study.plan import Study
+from fastclip.study.rendering import as_dict
 from fastclip.study.run import run_study
 from fastclip.study.study import read_study
+from fastclip.study.tables import study_tables
 from tests.study import forked, pretender
 from tests.study.grids import calls, small_study, tuned_study, write_data
 from tests.training.runs import Lab, assert_same_run, collection
@@ -75,17 +77,28 @@ def real_study(lab, algorithms, **changed):
     return Study(config, options, {"algorithm": algorithms}, **changed)
 
 
-def test_a_real_study_that_was_killed_and_gone_on_with_equals_runs_that_were_not(lab, tmp_path):
-    arms, seeds, out = ["openclip", "fastclip-v3"], [0, 1], tmp_path / "study"
-    study = real_study(lab, arms, seeds=seeds)
-    assert compare(lab, study, out, stop=signal.SIGKILL) == -signal.SIGKILL
-    assert compare(lab, study, out) == 0
-    for run in read_study(out).runs:
-        assert run.state == "done"
-        alone = lab.start(tmp_path / run.folder.name, algorithm=run.arm.name, seed=run.seed).finish()
-        assert_same_run(run.folder, alone.folder)
-    log = (out / "logs" / "openclip-seed0.log").read_text()
-    assert log.count("Resumed") >= 1
+def test_a_real_study_that_was_killed_twice_has_the_tables_of_one_that_was_not(lab, tmp_path):
+    arms, out, calm = ["openclip", "siglip", "fastclip-v3"], tmp_path / "study", tmp_path / "calm" / "study"
+    study = real_study(
+        lab, arms, seeds=[0, 1, 2], tasks=str(lab.held_out), baseline={"algorithm": "openclip"}
+    )
+    for _ in range(2):
+        assert compare(lab, study, out, stop=signal.SIGKILL) == -signal.SIGKILL
+    assert compare(lab, study, out) == compare(lab, study, calm) == 0
+    for killed, whole in zip(read_study(out).runs, read_study(calm).runs, strict=True):
+        assert killed.state == "done"
+        assert_same_run(killed.folder, whole.folder)
+    assert numbers(out) == numbers(calm)
+    logs = "".join(log.read_text() for log in (out / "logs").glob("*.log"))
+    assert logs.count("Resumed") >= 2
+
+
+def numbers(out):
+    """All that a study's tables say, but for the clock."""
+    found = as_dict(study_tables(read_study(out)))
+    for row in found["effort"]["rows"]:
+        del row["seconds"]
+    return found
 
 
 def compare(lab, study, out, stop=None):

@@ -27,7 +27,7 @@ def tuning(out):
 
 def test_every_arm_has_the_same_grid(data):
     study = tuned_study(data, tune={"optim.lr": [1e-3, 2e-3], "loss.tau": [0.1]})
-    grids = [[trial.values for trial in trials(study, arm)] for arm in study.all_arms()]
+    grids = [[trial.values for trial in trials(arm)] for arm in study.all_arms()]
     assert grids[0] == grids[1] == [{"optim.lr": 1e-3, "loss.tau": 0.1}, {"optim.lr": 2e-3, "loss.tau": 0.1}]
 
 
@@ -65,6 +65,16 @@ def test_tuning_never_sees_a_test(data, out):
         assert not any(str(data / "tasks") in word for word in called[0])
     for run in read_study(out).runs:
         assert [words[0] for words in calls(run.folder)] == ["train", "eval"]
+
+
+def test_tuning_may_be_shorter_than_the_runs_that_count(data, out):
+    study = tuned_study(data, vary={"algorithm": ["openclip"]}, tune_set={"epochs": 0.5})
+    run_study(study, out, 2, PROGRAM)
+    for path in out.glob("tuning/*/*/calls"):
+        assert [word for word in calls(path.parent)[0] if word.startswith("--epochs=")] == ["--epochs=0.5"]
+    for run in read_study(out).runs:
+        assert "--epochs=0.5" not in calls(run.folder)[0]
+    assert tuning(out)["set"] == {"epochs": 0.5}
 
 
 def test_the_first_of_equal_scores_wins(data, out):

@@ -27,6 +27,7 @@ def check_study(study: Study) -> dict[str, TrainConfig]:
     trained = {path for source in sources.values() for path in _files("data.train", source)}
     tested = _tests(study, configs)
     if study.tunes:
+        trained |= _files("tune_set: data.train", study.tune_set.get("data.train"))
         _check_split(study, trained, tested)
     return configs
 
@@ -42,9 +43,11 @@ def _word(value: object) -> str:
 
 def _check_arm(study: Study, arm: Arm) -> TrainConfig:
     for tuned in grid(arm.tune):
-        tried = Arm(arm.name, arm.values, tuned=tuned)
+        options = study.options(Arm(arm.name, arm.values, tuned=tuned), study.seeds[0])
         try:
-            config = resolve(parse(option_words(study.options(tried, study.seeds[0]))))
+            if study.tune_set:
+                resolve(parse(option_words(options | study.tune_set)))
+            config = resolve(parse(option_words(options)))
         except ValueError as error:
             with_tuned = "".join(f", {name}={value}" for name, value in tuned.items())
             raise ValueError(f"The arm {arm.name}{with_tuned} cannot be trained: {error}") from None

@@ -41,6 +41,8 @@ class Study:
     """Every arm is trained once with each."""
     tune: dict[str, list] = field(default_factory=dict)
     """Options whose values are chosen for each arm; an arm written out may have its own grid, as large."""
+    tune_set: dict[str, Any] = field(default_factory=dict)
+    """Options of tuning's runs alone, such as fewer epochs where a whole run takes too long."""
     tune_seed: int = 1000
     """The seed of tuning's runs, which is none of the seeds that count."""
     validation: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +56,7 @@ class Study:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        for name in ("set", "baseline"):
+        for name in ("set", "tune_set", "baseline"):
             setattr(self, name, _numbers(getattr(self, name)))
         self.arms = [_written_arm(arm) for arm in self.arms]
         for name in ("vary", "tune"):
@@ -65,8 +67,9 @@ class Study:
         if self.tunes:
             self._check_tuning()
             self._check_validation()
-        elif self.validation:
-            raise ValueError("validation has no effect without tune. Leave it out, or tune something.")
+        for name in ("validation", "tune_set"):
+            if getattr(self, name) and not self.tunes:
+                raise ValueError(f"{name} has no effect without tune. Leave it out, or tune something.")
         if self.suite is not None:
             _check_suite(self.suite, self.tasks)
 
@@ -107,6 +110,7 @@ class Study:
             ("arms", list, "[{algorithm: mbcl, loss.tau: 0.1}]"),
             ("seeds", list, "[0, 1, 2]"),
             ("tune", dict, "{optim.lr: [5e-4, 1e-3, 2e-3]}"),
+            ("tune_set", dict, "{epochs: 2}"),
             ("tune_seed", int, "1000"),
             ("validation", dict, "{pairs: data/validation.tar}"),
             ("tasks", str, "data/emoji/tasks"),
@@ -139,9 +143,14 @@ class Study:
             twice = sorted(arm.values.keys() & arm.tune.keys())
             if twice:
                 raise ValueError(f"{twice[0]} is varied and tuned: choose one of the two.")
+            for option in (*arm.values, *arm.tune):
+                if option in self.tune_set:
+                    raise ValueError(
+                        f"tune_set: {option} makes the arm {arm.name}, and stays as it is there."
+                    )
 
     def _named_options(self) -> Iterator[tuple[str, str]]:
-        for name in ("set", "vary", "tune"):
+        for name in ("set", "vary", "tune", "tune_set"):
             yield from ((name, option) for option in getattr(self, name))
         for arm in self.arms:
             yield from (("arms", option) for option in arm)
@@ -238,7 +247,7 @@ def grown(old: Study, new: Study) -> Study:
     Tasks may come later than the runs, and the baseline may change: no run depends on them.
     """
     differ = []
-    for name in ("config", "set", "tune", "tune_seed", "validation", "tasks", "suite"):
+    for name in ("config", "set", "tune", "tune_set", "tune_seed", "validation", "tasks", "suite"):
         there, here = getattr(old, name), getattr(new, name)
         if identity({name: there}) != identity({name: here}) and not (
             name in ("tasks", "suite") and there is None

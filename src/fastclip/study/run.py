@@ -92,7 +92,8 @@ def _run_all(study: Study, out: Path, configs: dict[str, TrainConfig], jobs: Job
 
 def _tuning_job(trial: Trial, study: Study, out: Path, configs: dict[str, TrainConfig]) -> Job:
     words = option_words(trial.options(study))
-    return Job(trial.name, trial.folder(out), words, configs[trial.arm.name].epochs)
+    epochs = study.tune_set.get("epochs", configs[trial.arm.name].epochs)
+    return Job(trial.name, trial.folder(out), words, epochs)
 
 
 def _job(arm: Arm, seed: int, folder: Path, study: Study, configs: dict[str, TrainConfig]) -> Job:

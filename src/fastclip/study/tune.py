@@ -3,6 +3,7 @@
 `tuning.json` in the study's folder holds all of it:
 
     {"measure": "mean_recall@1", "pairs": …, "seed": 1000,
+     "set": {…},                                                               of these runs alone
      "arms": [{"arm": NAME, "values": {…}, "chosen": {"optim.lr": 0.001},      null before all were tried
                "tried": [{"values": {"optim.lr": 0.001}, "run": "tuning/NAME/lr0.001",
                           "score": 0.41,                                       null without one
@@ -41,14 +42,15 @@ class Trial:
         return out / "tuning" / self.arm.name / slug(self.values)
 
     def options(self, study: Study) -> dict[str, object]:
-        """The arm's options, but what is evaluated: the validation pairs and nothing else, at the end alone."""
+        """The arm's options, but what is evaluated: the validation pairs alone, and at the end alone."""
         arm = Arm(self.arm.name, self.arm.values, tuned=self.values)
-        return study.options(arm, study.tune_seed) | {
+        evaluation = {
             "evaluate.pairs": study.validation["pairs"],
             "evaluate.tasks": None,
             "evaluate.best": study.measure,
             "evaluate.every": _NEVER,
         }
+        return study.options(arm, study.tune_seed) | study.tune_set | evaluation
 
 
 def trials(arm: Arm) -> list[Trial]:
@@ -73,6 +75,7 @@ def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
         "measure": study.measure,
         "pairs": study.validation["pairs"],
         "seed": study.tune_seed,
+        "set": study.tune_set,
         "arms": arms,
     }
     write_whole(out / TUNING_FILE, json.dumps(found, indent=2) + "\n")

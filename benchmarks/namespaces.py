@@ -1,0 +1,127 @@
+"""Hosts on one machine: network namespaces with a link each to a bridge, whose rate can be limited or cut.
+
+    with Hosts(4, megabits=100) as hosts:
+        process = hosts.start(0, ["ping", "-c", "1", hosts.addresses[1]])
+
+Needs root and iproute2 (`ip`, `tc`). Names begin with `fastclip`; whatever an earlier call that was killed
+has left behind is removed first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from types import TracebackType
+
+PREFIX = "fastclip"  # of namespaces and of the bridge; a link's name has room for 15 letters
+BURST = "64kb"  # what may pass at once before the rate counts
+LATENCY = "100ms"  # what waits longer than this for its turn is dropped
+
+
+class Hosts:
+    """Up to 250 hosts that reach each other over one bridge; processes on them end with it.
+
+    Args:
+        megabits: each link's rate in Mbit/s, both ways; None leaves it as fast as the machine is.
+    """
+
+    def __init__(self, count: int, megabits: float | None = None):
+        self.count, self.megabits = count, megabits
+        self.names = [f"{PREFIX}-{number}" for number in range(count)]
+        self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
+        self._processes: list[subprocess.Popen] = []
+
+    def __enter__(self) -> Hosts:
+        check_machine()
+        remove_hosts()
+        try:
+            _ip("link", "add", PREFIX, "type", "bridge")
+            _ip("link", "set", PREFIX, "up")
+            for number in range(self.count):
+                self._add(number)
+        except BaseException:
+            remove_hosts()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        remove_hosts()
+
+    def start(self, host: int, command: list[str], **options) -> subprocess.Popen:
+        """A process on a host, in a group of its own."""
+        inside = ["ip", "netns", "exec", self.names[host], *command]
+        process = subprocess.Popen(inside, process_group=0, **options)
+        self._processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        """Kill what still runs on the hosts."""
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._processes.clear()
+
+    def cut(self, host: int) -> None:
+        """Pull the plug of a host's link: nothing passes, and nobody is told."""
+        _ip("link", "set", _outside(host), "nomaster")
+
+    def mend(self, host: int) -> None:
+        """Put the plug back."""
+        _ip("link", "set", _outside(host), "master", PREFIX)
+
+    def _add(self, number: int) -> None:
+        name, outside = self.names[number], _outside(number)
+        _ip("netns", "add", name)
+        _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", outside, "master", PREFIX, "up")
+        _ip("-n", name, "address", "add", f"{self.addresses[number]}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+        if self.megabits is not None:
+            limit = ["root", "tbf", "rate", f"{self.megabits}mbit", "burst", BURST, "latency", LATENCY]
+            _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit)
+            _run("tc", "qdisc", "add", "dev", outside, *limit)
+
+
+def check_machine() -> None:
+    """Exit with what is missing, if hosts cannot be made here."""
+    if os.geteuid() != 0:
+        sys.exit("Network namespaces need root: run this as root, or with sudo.")
+    if not shutil.which("ip") or not shutil.which("tc"):
+        sys.exit("`ip` and `tc` are missing: apt-get install iproute2.")
+
+
+def remove_hosts() -> None:
+    """All that is left of any hosts, and what runs on them."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    for name in (line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")):
+        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
+        for pid in inside.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _ip("netns", "delete", name)
+    if subprocess.run(["ip", "link", "show", PREFIX], capture_output=True).returncode == 0:
+        _ip("link", "delete", PREFIX)
+
+
+def _outside(host: int) -> str:
+    """The bridge's end of a host's link."""
+    return f"{PREFIX}{host}"
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
