@@ -19,6 +19,7 @@ from fastclip.study.study import read_study
 from fastclip.study.tables import study_tables
 
 STUDIES = Path("studies")
+PICTURES = ("against-*.png", "course-mean-recall-1-*.png")  # those that docs/results.md may show
 
 
 def main() -> None:
@@ -37,8 +38,9 @@ def main() -> None:
     (kept / "tables.md").write_text(as_markdown(tables), encoding="utf-8")
     page = folder / "report.html"
     report(folder, page)
-    for picture in sorted(pictures_folder(page).glob("*.png")):
-        shutil.copy(picture, kept)
+    for pattern in PICTURES:
+        for picture in sorted(pictures_folder(page).glob(pattern)):
+            shutil.copy(picture, kept)
 
 
 def _commands(name: str) -> str:

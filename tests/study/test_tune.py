@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fastclip.study.board import Board
 from fastclip.study.run import planned, run_study
 from fastclip.study.study import read_study
 from fastclip.study.tune import choose, trials
@@ -96,6 +97,14 @@ def test_interrupted_tuning_goes_on_and_chooses_only_when_all_was_tried(data, ou
     assert len(calls(unfinished)) == 2
     assert len(calls(out / "tuning" / "openclip" / "lr0.001")) == 1
     assert len(tuning(out)["arms"][0]["tried"]) == 2
+
+
+def test_tuning_that_is_over_is_shown_as_done(data, out, monkeypatch):
+    study, boards = tuned_study(data), []
+    run_study(study, out, 2, PROGRAM)
+    monkeypatch.setattr("fastclip.study.run.Board", lambda *given: boards.append(Board(*given)) or boards[-1])
+    run_study(study, out, 2, PROGRAM)
+    assert [row.state for row in boards[0].rows.values()] == ["done"] * 6
 
 
 def test_what_was_chosen_stays_chosen(data, out):

@@ -78,9 +78,11 @@ def _trial_state(failure: Path, folder: Path) -> tuple[State, str]:
 def _run_all(study: Study, out: Path, configs: dict[str, TrainConfig], jobs: Jobs) -> None:
     if study.tunes:
         chosen = choose(study, out)  # an arm that has its values is not tuned again
-        open_arms = [arm for arm in study.all_arms() if arm.name not in chosen]
-        tried = [trial for arm in open_arms for trial in trials(arm)]
-        jobs.run([_tuning_job(trial, study, out, configs) for trial in tried])
+        tried = [trial for arm in study.all_arms() for trial in trials(arm)]
+        for trial in tried:
+            if trial.arm.name in chosen:
+                jobs.board.done(trial.name, seconds=None)
+        jobs.run([_tuning_job(one, study, out, configs) for one in tried if one.arm.name not in chosen])
         choose(study, out)
     state = state_of(study, out)
     ready = [run for run in state.runs if run.arm.tuned or not study.tunes]
