@@ -25,6 +25,8 @@ VERBS = {
     "compare": ("fastclip.study.commands", "compare", "train a grid of runs and compare them"),
     "search": ("fastclip.evaluation.commands", "search", "find pictures by words, or by a picture"),
     "report": ("fastclip.report.commands", "report", "a page about a run, several, or a study"),
+    "profile": ("fastclip.profiling.profile_command", "profile", "where the time of a training step goes"),
+    "plan": ("fastclip.profiling.plan_command", "plan", "foretell memory, bytes and time on more machines"),
     "demo": ("fastclip.demo.commands", "demo", "a page to play with a model: type words, drop pictures"),
     "data get": (
         "fastclip.data.commands",
@@ -44,7 +46,7 @@ POSITIONS = {  # words without a name, in order
     "search": ("model", "images", "text"),
     "demo": ("model",),
 }
-OWN_OPTIONS = ("train", "compare")  # these read their words themselves
+OWN_OPTIONS = ("train", "compare", "profile", "plan")  # these read their words themselves
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,132 @@
+"""From bytes to milliseconds: the simplest model of a step that fits the paper's tables.
+
+    communication = (bytes that a worker sends) × pace(nodes) + latency × hops
+    pace(nodes)   = pace of two nodes + growth × (doublings of the nodes beyond two)
+    hidden        = the smaller of  φ × computation  and  ψ × communication of the weights' gradients
+    step          = computation + others + communication − hidden
+
+Every doubling of the nodes makes a megabyte slower by about as much. A latency of each collective in its
+place fits the tables less well. What a step hides ends at φ, about two thirds of the computation: the
+backward pass, in which the weights' gradients travel; and at ψ of them, since the last ones have nothing
+left to hide behind. Features and scalars are not hidden: the loss waits for them. (fastclip's own step
+starts some of them while the towers run. The tables know nothing of that, nor does this.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, log2
+from typing import Literal, NamedTuple
+
+from fastclip.profiling.paper import MOST_NODES
+from fastclip.profiling.traffic import Traffic
+
+Beyond = Literal["no slower", "as before", "in a line"]
+"""How the pace goes on beyond the largest number of nodes that was measured."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """How fast bytes travel: ms for a megabyte (10⁶ bytes) of what one worker sends."""
+
+    name: str
+    pace: float
+    """Between two nodes."""
+    growth: float
+    """What each doubling of the nodes adds."""
+    inside: float
+    """Between the workers of one node."""
+    latency: float = 0.0
+    """ms of each hop; in the paper's tables it cannot be told from the pace, and is part of that."""
+
+    def ms_per_megabyte(self, nodes: int, beyond: Beyond = "as before") -> float:
+        if nodes == 1:
+            return self.inside
+        return self.pace + self.growth * _doublings(nodes, beyond)
+
+    @property
+    def bits_per_second(self) -> float:
+        """What a worker gets of it between two nodes."""
+        return 8e9 / self.pace
+
+
+def link(bits_per_second: float, latency: float = 0.0, name: str = "link") -> Network:
+    """A network of known rate, each worker at its own end of it, such as that of a test bed.
+
+    Args:
+        latency: ms that a message is on its way.
+    """
+    if not bits_per_second > 0 or not latency >= 0:
+        raise ValueError(
+            f"bits_per_second={bits_per_second} must be positive and latency={latency} not negative; "
+            "try link(1e9, 0.1)."
+        )
+    pace = 8e9 / bits_per_second
+    return Network(name, pace, 0.0, pace, latency)
+
+
+class Hiding(NamedTuple):
+    """How much of the communication hides behind computation."""
+
+    of_computation: float
+    """φ: the share of the computation behind which anything can hide."""
+    of_weights: float
+    """ψ: the share of the weights' communication that can hide."""
+
+    def hidden(self, computation: float, weights: float) -> float:
+        return min(self.of_computation * computation, self.of_weights * weights)
+
+
+class StepTime(NamedTuple):
+    """Where the time of a step goes, in ms."""
+
+    computation: float
+    others: float
+    """Neither computation nor communication: the host's own work, waiting for data."""
+    communication: float
+    hidden: float
+    """Communication while something is computed."""
+
+    @property
+    def pure(self) -> float:
+        """Communication that the step waits for."""
+        return self.communication - self.hidden
+
+    @property
+    def total(self) -> float:
+        return self.computation + self.others + self.pure
+
+
+def predict_step(
+    traffic: Traffic,
+    nodes: int,
+    network: Network,
+    hiding: Hiding,
+    *,
+    computation: float,
+    others: float = 0.0,
+    beyond: Beyond = "as before",
+) -> StepTime:
+    """The time of a step.
+
+        sent = step_traffic("fastclip-v3", workers=4, local_batch=32, features=64, trained_bytes=13_000_000)
+        predict_step(sent, 4, link(1e9, latency=0.1), fitted().hiding, computation=80.0).total
+
+    Args:
+        traffic: what each worker sends.
+        nodes: machines with a network between them.
+        computation: ms a step that each worker computes at its local batch.
+        others: ms a step in which it neither computes nor communicates.
+    """
+    pace = network.ms_per_megabyte(nodes, beyond)
+    weights = traffic.weights / 1e6 * pace + traffic.weight_hops * network.latency
+    exchange = traffic.exchange / 1e6 * pace + traffic.exchange_hops * network.latency
+    return StepTime(computation, others, weights + exchange, hiding.hidden(computation, weights))
+
+
+def _doublings(nodes: int, beyond: Beyond) -> float:
+    """Beyond two nodes; past what was measured they stop, go on, or become a line of the same slope."""
+    if nodes <= MOST_NODES or beyond == "as before":
+        return log2(nodes) - 1
+    last = log2(MOST_NODES) - 1
+    return last if beyond == "no slower" else last + (nodes - MOST_NODES) / (MOST_NODES * log(2))

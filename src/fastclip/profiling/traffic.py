@@ -1,0 +1,102 @@
+"""How many bytes one worker sends in a step, by algorithm: the formulas of the collectives of a ring.
+
+Letters: K workers, b local batch, B = K·b global batch, d features. `benchmarks/bytes_on_the_wire.py`
+counts the same at the calls themselves. What is small and rare is left out: buffers of the towers, words
+between hosts, the checks of the first step.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from fastclip.objective.algorithms import Algorithm, find_algorithm
+
+_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # bytes of gradients that DDP sends at once
+_ID_BYTES = 8
+
+
+class Traffic(NamedTuple):
+    """Bytes that one worker sends in a step; `hops` are messages that wait for each other."""
+
+    features: float
+    """Features of its images and texts."""
+    feature_gradients: float
+    """Gradients of features, which the peers send back and FastCLIP does not."""
+    scalars: float
+    """Ids, rows of the sample state, and a few numbers a pair."""
+    weights: float
+    """Gradients of the weights."""
+    exchange_hops: int
+    weight_hops: int
+
+    @property
+    def exchange(self) -> float:
+        """All but the gradients of the weights: what algorithms differ in."""
+        return self.features + self.feature_gradients + self.scalars
+
+    @property
+    def total(self) -> float:
+        return self.exchange + self.weights
+
+
+def step_traffic(
+    algorithm: str,
+    *,
+    workers: int,
+    local_batch: int,
+    features: int,
+    trained_bytes: int,
+    value_bytes: int = 4,
+    wire_bytes: int | None = None,
+) -> Traffic:
+    """What each worker sends in a step.
+
+    Args:
+        trained_bytes: of all weights that have gradients.
+        value_bytes: of a number in features and estimators: 4, or 8 in float64. On GPUs features leave the
+            towers in float32 under autocast too.
+        wire_bytes: of a number in features on the network, 2 with `loss.wire_dtype`; as they are if left out.
+    """
+    row, K = find_algorithm(algorithm), workers
+    if K < 1 or local_batch < 1:
+        raise ValueError(f"workers={workers} and local_batch={local_batch} must be at least 1.")
+    side = (
+        local_batch * features * (value_bytes if row.peer else wire_bytes or value_bytes)
+    )  # b×d of one tower
+    weights, weight_hops = all_reduce(K, trained_bytes), 2 * (K - 1) * buckets(trained_bytes)
+    if row.name == "siglip":  # texts walk past all workers from both sides, and their gradients walk back
+        walk = (K - 1) * side
+        return Traffic(walk, walk, 0.0, weights, 2 * ceil((K - 1) / 2), weight_hops)
+    gathered = 2 * all_gather(K, side)
+    if row.peer:
+        return Traffic(gathered, gathered, 0.0, weights, 4 * (K - 1), weight_hops)
+    scalars, rounds = _scalars(row, K, local_batch, value_bytes)
+    return Traffic(gathered, 0.0, scalars, weights, (2 + rounds) * (K - 1), weight_hops)
+
+
+def _scalars(row: Algorithm, K: int, b: int, value_bytes: int) -> tuple[float, int]:
+    """Bytes of all that is neither features nor weights, and how often it goes around."""
+    individual = row.temperature == "individual"
+    # λ and log u of both sides (and the gradients of individual τ); two totals a worker
+    shared = all_gather(K, ((6 if individual else 4) * b + 2) * value_bytes)
+    if not row.fcco:
+        return shared, 1
+    ids = all_gather(K, b * _ID_BYTES)
+    state = all_reduce(K, K * b * (4 if individual else 2) * value_bytes)  # log u (and τ) of both sides
+    return ids + state + shared, 4
+
+
+def all_gather(workers: int, own_bytes: float) -> float:
+    """Sent by each worker around a ring to give this much to all others; a reduce-scatter is its mirror."""
+    return (workers - 1) * own_bytes
+
+
+def all_reduce(workers: int, whole_bytes: float) -> float:
+    """Sent by each worker to sum so much over all."""
+    return 2 * (workers - 1) / workers * whole_bytes
+
+
+def buckets(trained_bytes: int) -> int:
+    """In how many pieces DDP sends the gradients."""
+    return 1 + ceil(max(0, trained_bytes - _FIRST_BUCKET) / _BUCKET)
