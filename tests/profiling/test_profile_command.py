@@ -48,7 +48,7 @@ def test_a_table_is_printed_and_everything_is_kept_in_the_folder(call, tmp_path,
         "peak memory",
     ):
         assert words in out
-    assert "Mean (sd) of 2 steps after 1 to warm up; 16 pairs a worker with 1." in out
+    assert "Mean (sd) of 2 steps after 1 to warm up; 16 pairs a step on each worker." in out
     here = tmp_path / "here"
     assert [path.name for path in here.iterdir()] == ["kept"]
     traces = [f"trace-{name}-rank0.json.gz" for name in ("fastclip-v3", "openclip")]
@@ -76,7 +76,7 @@ def test_two_sizes_are_started_and_compared(call, tmp_path, monkeypatch, capsys)
     out = capsys.readouterr().out
     for words in ("2 workers, median", "slowest", "speed-up over 1 worker", "KiB sent, all_gather"):
         assert words in out
-    assert "16 pairs a worker with 1, 16 pairs a worker with 2" in out
+    assert "16 pairs a step on each worker, however many there are." in out
     folder = tmp_path / "here" / "profiles" / "mine"
     found = read(folder)
     assert [(one["batch"], len(one["workers"])) for one in found["profiles"]] == [(16, 1), (32, 2)]

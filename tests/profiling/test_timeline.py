@@ -196,7 +196,7 @@ def test_a_step_on_a_gpu_as_it_is_recorded():
         ("aten::addmm", "cpu_op", "computation"),
         ("aten::_foreach_add_", "cpu_op", "computation"),
         ("torchvision::nms", "cpu_op", "computation"),
-        ("## Call CompiledFxGraph fabc ##", "user_annotation", "computation"),
+        ("## Call CompiledFxGraph fgozks5oke3o ##", "cpu_op", "computation"),
         ("autograd::engine::evaluate_function: _AllGatherBackward", "cpu_op", None),
         ("_AllGatherBackward", "cpu_op", None),
         ("_AllGather", "cpu_op", None),

@@ -33,7 +33,9 @@ class PeakMemory:
         """What is measured, in words."""
         if self.device.type == "cuda":
             return "most GPU memory that was allocated (max_memory_allocated)"
-        return "growth of the process's resident memory (peak RSS, without files that it maps)"
+        return (
+            "growth of the process's resident memory (peak RSS, without files it maps; good to some 20 MiB)"
+        )
 
     def bytes(self) -> int:
         """The most that was in use since the start, beyond what was in use then."""

@@ -42,9 +42,13 @@ def draw(profiles: list[AlgorithmProfile]) -> bytes:
     width = max(_LEAST, _BAR * (len(profiles) + _GAP * len(sizes(profiles))) + 0.9)
     communicate, several = sizes(profiles)[-1] > 1, len(sizes(profiles)) > 1
     widths = [width, *[width] * communicate, *[_LEAST] * several]
-    with matplotlib.rc_context(
-        _style(_PAPER) | {"font.size": 9, "legend.fontsize": 8, "hatch.linewidth": 0.6}
-    ):
+    style = {
+        "font.size": 9,
+        "legend.fontsize": 8,
+        "hatch.linewidth": 0.6,
+        "figure.constrained_layout.h_pad": 0.1,
+    }
+    with matplotlib.rc_context(_style(_PAPER) | style):
         figure = Figure(figsize=(sum(widths) + 0.4, _HEIGHT), layout="constrained")
         FigureCanvasAgg(figure)
         panels = iter(figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0])

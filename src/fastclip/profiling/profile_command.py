@@ -137,15 +137,15 @@ def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
     from fastclip.profiling.breakdown import as_table, sizes
 
     Console(width=None if sys.stdout.isatty() else 160).print(as_table(profiles))
-    several = max(sizes(profiles)) > 1
-    batches = {(profile.size, profile.batch // profile.size) for profile in profiles}
-    local = ", ".join(f"{batch:,} pairs a worker with {size}" for size, batch in sorted(batches))
+    local = f"{profiles[0].batch // profiles[0].size:,} pairs a step on each worker"
+    if len(sizes(profiles)) > 1:
+        local += ", however many there are"
     lines = [
         f"Mean (sd) of {found['steps']} steps after {found['warmup']} to warm up; {local}.",
         "Pure communication is what no computation hides. Others is the rest of the total.",
         f"Peak memory is the {profiles[0].workers[0].memory}.",
     ]
-    if several:
+    if max(sizes(profiles)) > 1:
         lines.append("The slowest worker is the one that the others wait for: the least pure communication.")
     cores, threads = found["machine"]["cores"], found["machine"]["threads"]
     if not found["machine"]["gpu"] and max(sizes(profiles)) * threads > cores:
