@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from fastclip.report.curves import Band, Curve, Level, Line, curves
-from fastclip.report.plots import _PAPER, _short, draw, draw_png, thinned
+from fastclip.report.plots import PAPER, _short, draw, draw_png, thinned
 from fastclip.report.run import read_run
 from tests.report.folders import make_run
 
@@ -177,5 +177,5 @@ def test_a_png_is_the_same_each_time_on_white_with_its_title():
 
 
 def test_lines_of_a_png_differ_in_grey():
-    greys = sorted(np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) for colour in _PAPER.lines)
+    greys = sorted(np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) for colour in PAPER.lines)
     assert all(b - a > 0.05 for a, b in pairwise(greys))

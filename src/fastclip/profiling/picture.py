@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fastclip.profiling.breakdown import AlgorithmProfile, algorithms, sizes, speed_up
-from fastclip.report.plots import _DASHES, _DPI, _MARKS, _PAPER, _style
+from fastclip.report.plots import DASHES, DPI, MARKS, PAPER, style_of
 
 _HEIGHT, _LEAST, _BAR = 3.6, 2.6, 0.34  # inches: of the picture, of a panel, of a bar
 _GAP = 0.8  # bars between two sizes
@@ -28,12 +28,12 @@ class Part(NamedTuple):
 
 _STEP = [  # bottom to top
     Part("others", "others", "#c3c9d0", ""),
-    Part("pure_communication", "pure communication", _PAPER.lines[1], "///"),
-    Part("computation", "computation", _PAPER.lines[0], ""),
+    Part("pure_communication", "pure communication", PAPER.lines[1], "///"),
+    Part("computation", "computation", PAPER.lines[0], ""),
 ]
 _COMMUNICATION = [
-    Part("pure_communication", "pure communication", _PAPER.lines[1], "///"),
-    Part("overlap", "overlap with computation", _PAPER.lines[4], "..."),
+    Part("pure_communication", "pure communication", PAPER.lines[1], "///"),
+    Part("overlap", "overlap with computation", PAPER.lines[4], "..."),
 ]
 
 
@@ -48,7 +48,7 @@ def draw(profiles: list[AlgorithmProfile]) -> bytes:
         "hatch.linewidth": 0.6,
         "figure.constrained_layout.h_pad": 0.1,
     }
-    with matplotlib.rc_context(_style(_PAPER) | style):
+    with matplotlib.rc_context(style_of(PAPER) | style):
         figure = Figure(figsize=(sum(widths) + 0.4, _HEIGHT), layout="constrained")
         FigureCanvasAgg(figure)
         panels = iter(figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0])
@@ -58,7 +58,7 @@ def draw(profiles: list[AlgorithmProfile]) -> bytes:
         if several:
             _draw_speed_up(next(panels), profiles)
         drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
+        figure.savefig(drawn, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
     return drawn.getvalue()
 
 
@@ -107,15 +107,15 @@ def _draw_speed_up(axes: Axes, profiles: list[AlgorithmProfile]) -> None:
         axes.plot(
             [size for size, _ in ratios],
             [ratio for _, ratio in ratios],
-            color=_PAPER.lines[number % len(_PAPER.lines)],
-            linestyle=_DASHES[number % len(_DASHES)],
-            marker=_MARKS[number % len(_MARKS)],
+            color=PAPER.lines[number % len(PAPER.lines)],
+            linestyle=DASHES[number % len(DASHES)],
+            marker=MARKS[number % len(MARKS)],
             markersize=4,
             linewidth=1.4,
             label=algorithm,
         )
     ends = sizes(profiles)[0], sizes(profiles)[-1]
-    axes.plot(ends, [end / ends[0] for end in ends], color=_PAPER.rule, linewidth=0.8, label="ideal")
+    axes.plot(ends, [end / ends[0] for end in ends], color=PAPER.rule, linewidth=0.8, label="ideal")
     axes.set_xticks(sizes(profiles))
     axes.set_ylim(bottom=0)
     axes.set_xlabel("workers")

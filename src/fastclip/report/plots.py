@@ -23,7 +23,7 @@ _MOST_POINTS = 600  # of a line; more are not seen, and make the page large
 _LONGEST_NAME = 22  # letters in a legend
 _FEW_POINTS = 30  # a line of so few has marks where it was measured
 _WIDE = 4  # an option whose values lie this far apart, as a factor, has a logarithmic axis
-_DPI = 200  # of a PNG
+DPI = 200  # of a PNG
 
 
 class Palette(NamedTuple):
@@ -44,15 +44,15 @@ _VARIABLES = {
     **{colour: f"var(--line-{number})" for number, colour in enumerate(_PAGE.lines, start=1)},
 }
 # On white, from dark to light: told apart in grey too
-_PAPER = Palette("#24292f", "#6e7781", "#e4e7eb", ("#0a3a82", "#b9460b", "#1b978a", "#9a66e0", "#c9a227"))
+PAPER = Palette("#24292f", "#6e7781", "#e4e7eb", ("#0a3a82", "#b9460b", "#1b978a", "#9a66e0", "#c9a227"))
 # Told apart without colours
-_DASHES: tuple = ("-", (0, (6, 2)), (0, (1.2, 1.6)), (0, (7, 2, 1.2, 2)), (0, (3, 1.5)))
-_MARKS = ("o", "s", "^", "D", "v")
+DASHES: tuple = ("-", (0, (6, 2)), (0, (1.2, 1.6)), (0, (7, 2, 1.2, 2)), (0, (3, 1.5)))
+MARKS = ("o", "s", "^", "D", "v")
 
 
 def draw(curve: Curve) -> str:
     """An <svg> element for an HTML page, without ids that another plot may have."""
-    with matplotlib.rc_context({**_style(_PAGE), "svg.hashsalt": curve.key}):
+    with matplotlib.rc_context({**style_of(_PAGE), "svg.hashsalt": curve.key}):
         figure = _figure(curve, _PAGE)
         FigureCanvasSVG(figure)
         drawn = io.StringIO()
@@ -63,11 +63,11 @@ def draw(curve: Curve) -> str:
 
 def draw_png(curve: Curve) -> bytes:
     """The same on white with its title, for slides and papers."""
-    with matplotlib.rc_context(_style(_PAPER)):
-        figure = _figure(curve, _PAPER, title=curve.title)
+    with matplotlib.rc_context(style_of(PAPER)):
+        figure = _figure(curve, PAPER, title=curve.title)
         FigureCanvasAgg(figure)
         drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
+        figure.savefig(drawn, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
     return drawn.getvalue()
 
 
@@ -85,7 +85,7 @@ def thinned(x: list[float], y: list[float], most: int = _MOST_POINTS) -> tuple[l
     return [x[i] for i in order], [y[i] for i in order]
 
 
-def _style(palette: Palette) -> dict[Any, Any]:
+def style_of(palette: Palette) -> dict[Any, Any]:
     return {
         "svg.fonttype": "none",  # letters stay letters, in the page's font
         "text.parse_math": False,  # a name with $ in it is no formula
@@ -137,10 +137,10 @@ def _legend_shape(curve: Curve) -> tuple[int, int]:
 def _draw_line(axes: Axes, number: int, line: Line, palette: Palette, bars: bool) -> None:
     turn = number // len(palette.lines)  # the sixth line has the first's colour, but not its dashes or marks
     colour = palette.lines[number % len(palette.lines)]
-    mark = _MARKS[(number + 2 * turn) % len(_MARKS)]
+    mark = MARKS[(number + 2 * turn) % len(MARKS)]
     style: dict[str, Any] = {
         "color": colour,
-        "linestyle": _DASHES[(number + turn) % len(_DASHES)],
+        "linestyle": DASHES[(number + turn) % len(DASHES)],
         "linewidth": 1.8 if number == 0 else 1.4,
         "marker": mark if len(line.x) <= _FEW_POINTS else "",
         "markersize": 3,
