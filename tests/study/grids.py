@@ -2,6 +2,7 @@
 
 import json
 
+from fastclip.study.jobs import locked
 from fastclip.study.plan import Study
 from tests.data.collections import write_shards
 
@@ -36,3 +37,12 @@ def calls(folder):
     """The words of each call that the pretender got for this run."""
     path = folder / "calls"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def is_free(out):
+    """Whether nobody is at work in this study."""
+    try:
+        with locked(out):
+            return True
+    except ValueError:
+        return False

@@ -8,7 +8,7 @@ import pytest
 
 from fastclip.study.board import Board
 from fastclip.study.jobs import Job, Jobs, Stopped, locked, places
-from tests.study.grids import calls
+from tests.study.grids import calls, is_free
 from tests.study.pretender import PROGRAM
 from tests.workers import CONTEXT
 
@@ -137,16 +137,8 @@ def test_children_end_with_a_parent_that_is_killed_and_hold_its_lock_until_then(
         pass
     process.kill()
     process.join()
-    _wait_until(lambda: _is_free(tmp_path))
+    _wait_until(lambda: is_free(tmp_path))
     assert (tmp_path / "runs" / "sogclr" / "checkpoints" / "step-00000005").exists()
-
-
-def _is_free(out):
-    try:
-        with locked(out):
-            return True
-    except ValueError:
-        return False
 
 
 def test_a_second_ctrl_c_quits_at_once(tmp_path):

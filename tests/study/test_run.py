@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from fastclip.study.jobs import PROGRAM, locked
+from fastclip.study.jobs import PROGRAM
 from fastclip.study.plan import Study
 from fastclip.study.rendering import as_dict
 from fastclip.study.run import run_study
 from fastclip.study.study import read_study
 from fastclip.study.tables import study_tables
 from tests.study import forked, pretender
-from tests.study.grids import calls, small_study, tuned_study, write_data
+from tests.study.grids import calls, is_free, small_study, tuned_study, write_data
 from tests.training.runs import Lab, assert_same_run, collection
 from tests.workers import CONTEXT
 
@@ -112,7 +112,7 @@ def compare(lab, study, out, stop=None):
             break
         time.sleep(0.005)
     process.join()
-    while not _is_free(out):  # those that were left behind save
+    while not is_free(out):  # those that were left behind save
         time.sleep(0.005)
     return process.exitcode
 
@@ -121,14 +121,6 @@ def _compare(study, out, environment):
     os.setpgrp()
     os.environ.update(environment)
     sys.exit(len(run_study(study, out, 2, forked.PROGRAM)))
-
-
-def _is_free(out):
-    try:
-        with locked(out):
-            return True
-    except ValueError:
-        return False
 
 
 def test_a_real_run_is_tuned_and_scored_on_its_tests(lab, tmp_path, monkeypatch):

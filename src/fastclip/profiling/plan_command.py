@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from fastclip.options import VerbParser
 from fastclip.profiling.prediction import NETWORKS, check_network
 
 if TYPE_CHECKING:
@@ -62,18 +63,9 @@ def plan(words: list[str]) -> None:
     print("\n".join(told))
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. `fastclip plan --help` shows examples.")
-
-
 def _parser() -> ArgumentParser:
-    parser = _Parser(
-        prog="fastclip plan",
-        usage="fastclip plan --config RECIPE --network NAME [--nodes 1,2,4,8] [--OPTION VALUE …]",
-        description=_DESCRIPTION,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = VerbParser(
+        "plan", "--config RECIPE --network NAME [--nodes 1,2,4,8] [--OPTION VALUE …]", _DESCRIPTION
     )
     add = parser.add_argument
     add("--config", action="append", default=[], help="a recipe's name, or a YAML file")

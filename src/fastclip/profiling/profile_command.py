@@ -7,12 +7,14 @@ import os
 import platform
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
+
+from fastclip.options import VerbParser
 
 if TYPE_CHECKING:
     from fastclip.profiling.breakdown import AlgorithmProfile
@@ -47,16 +49,14 @@ def profile(words: list[str]) -> None:
     given, rest = _parser().parse_known_args(words)
     rest = [*(f"--config={name}" for name in given.config), *rest]
     algorithms = list(dict.fromkeys(given.algorithm.split(",")))
-    configs = [
-        _config(rest, name) for name in algorithms
-    ]  # before torch is imported: a mistake is told at once
+    # before torch is imported: a mistake is told at once
+    configs = [_config(rest, name) for name in algorithms]
     _check_positive("--steps", given.steps, 20)
     _check_positive("--warmup", given.warmup, 5)
     recipe = Path(given.config[-1]).stem if given.config else "train"
     out = Path(given.out or f"profiles/{recipe}")
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "6"
-    )  # or its library complains at every start that there is no GPU
+    # or the profiler's library complains at every start that there is no GPU
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     if given.sizes is None:
         found = _profile_here(configs, out, given)
     else:
@@ -153,18 +153,9 @@ def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
     print("\n".join(["", *lines, f"Figures, a picture and traces for ui.perfetto.dev: {out}"]))
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. `fastclip profile --help` shows examples.")
-
-
 def _parser() -> ArgumentParser:
-    parser = _Parser(
-        prog="fastclip profile",
-        usage="fastclip profile --config RECIPE [--algorithm A,B] [--sizes 1,2,4] [--OPTION VALUE …]",
-        description=_DESCRIPTION,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = VerbParser(
+        "profile", "--config RECIPE [--algorithm A,B] [--sizes 1,2,4] [--OPTION VALUE …]", _DESCRIPTION
     )
     add = parser.add_argument
     add("--config", action="append", default=[], help="a recipe's name, or a YAML file")
@@ -204,12 +195,13 @@ def _versions() -> dict[str, str]:
 def _machine() -> dict:
     import torch
 
+    from fastclip.data.parallel import cores
+
     on_gpu = torch.cuda.is_available()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),
-        "cores": cores,
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if on_gpu else None,
     }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
+from fastclip.options import VerbParser
 from fastclip.study.arms import number_or_as_it_is
 from fastclip.study.plan import (
     STUDY_FILE,
@@ -84,18 +85,9 @@ def compare(words: list[str]) -> None:
         )
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. `fastclip compare --help` shows examples.")
-
-
 def _parser() -> ArgumentParser:
-    parser = _Parser(
-        prog="fastclip compare",
-        usage="fastclip compare --config RECIPE --vary OPTION=VALUE,VALUE … [--OPTION VALUE …]",
-        description=_DESCRIPTION,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = VerbParser(
+        "compare", "--config RECIPE --vary OPTION=VALUE,VALUE … [--OPTION VALUE …]", _DESCRIPTION
     )
     add = parser.add_argument
     add("--study", metavar="FILE", help="a study's file, or the folder of a study")

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+from fastclip.data.parallel import cores
 from fastclip.study.board import Board
 from fastclip.study.study import SCORES_FILE, failure_file, is_scored, is_trained
 
@@ -248,8 +249,7 @@ def places(at_once: int | None) -> list[dict[str, str]]:
         return [{"CUDA_VISIBLE_DEVICES": names[job % count]} for job in range(at_once or count)]
     given = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(given) if given.isdecimal() and int(given) else 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return [{"OMP_NUM_THREADS": str(threads)}] * (at_once or max(1, cores // threads))
+    return [{"OMP_NUM_THREADS": str(threads)}] * (at_once or max(1, cores() // threads))
 
 
 def _trained(folder: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from difflib import get_close_matches
 from importlib import import_module
@@ -13,6 +12,7 @@ from pathlib import Path
 from fastclip.data.cache import built_once, write_whole
 from fastclip.data.library.build import RECORDS, Record, finish, read_plan
 from fastclip.data.library.iconify import DataUnavailable
+from fastclip.data.parallel import cores
 
 __all__ = ["NAMES", "DataUnavailable", "get"]
 
@@ -35,7 +35,7 @@ def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool =
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: give 1 or more, or None for all cores.")
     with built_once(Path(out)):
-        return _get(name, Path(out), jobs or _cores(), progress)
+        return _get(name, Path(out), jobs or cores(), progress)
 
 
 def _get(name: str, out: Path, jobs: int, progress: bool) -> Path:
@@ -73,10 +73,6 @@ def _complete(out: Path, name: str) -> Record | None:
         log.warning("%s was complete, but %s is gone: building it again.", out, missing[0])
         return None
     return summary
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _counts(summary: Record) -> str:
