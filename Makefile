@@ -57,6 +57,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.kills
 	$(BIN)/python -m benchmarks.retrieval
 	$(BIN)/python -m benchmarks.start_up
+	$(BIN)/python -m benchmarks.cut_link
+	$(BIN)/python -m benchmarks.hosts
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

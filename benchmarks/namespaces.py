@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces with a link each to a bridge, whose rate can be limited or cut.
 
     with Hosts(4, megabits=100) as hosts:
-        process = hosts.start(0, ["ping", "-c", "1", hosts.addresses[1]])
+        nodes = hosts.torchrun(["-m", "fastclip", "train", "--config", "emoji"], Path("logs"))
 
 Needs root and iproute2 (`ip`, `tc`). Names begin with `fastclip`; whatever an earlier call that was killed
 has left behind is removed first.
@@ -9,17 +9,21 @@ has left behind is removed first.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 PREFIX = "fastclip"  # of namespaces and of the bridge; a link's name has room for 15 letters
 BURST = "64kb"  # what may pass at once before the rate counts
 LATENCY = "100ms"  # what waits longer than this for its turn is dropped
+PORT = 29500  # where nodes meet, on the first host; every namespace has all ports to itself
 
 
 class Hosts:
@@ -60,6 +64,24 @@ class Hosts:
         process = subprocess.Popen(inside, process_group=0, **options)
         self._processes.append(process)
         return process
+
+    def torchrun(self, words: list[str], folder: Path) -> list[subprocess.Popen]:
+        """A node with one worker of one thread on every host, as several machines would be started.
+
+        Args:
+            words: what torchrun runs, such as ["-m", "fastclip", "train", …].
+            folder: where each node's words go, as hostN.log.
+        """
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        started = []
+        for host, address in enumerate(self.addresses):
+            meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.addresses[0]}:{PORT}"]
+            meeting += ["--rdzv-conf", f"is_host={str(host == 0).lower()}"]  # all have the machine's name
+            node = ["--nnodes", str(self.count), "--nproc-per-node", "1", "--local-addr", address, *meeting]
+            command = [sys.executable, "-m", "torch.distributed.run", *node, *words]
+            with open(folder / f"host{host}.log", "wb") as log:
+                started.append(self.start(host, command, stdout=log, stderr=log, env=environment))
+        return started
 
     def stop(self) -> None:
         """Kill what still runs on the hosts."""
@@ -108,8 +130,13 @@ def remove_hosts() -> None:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         _ip("netns", "delete", name)
-    if subprocess.run(["ip", "link", "show", PREFIX], capture_output=True).returncode == 0:
-        _ip("link", "delete", PREFIX)
+    links = subprocess.run(["ip", "-json", "link", "show"], capture_output=True, text=True, check=True).stdout
+    for name in (link["ifname"] for link in json.loads(links)):
+        if re.fullmatch(
+            rf"{PREFIX}\d*", name
+        ):  # a link may outlive its namespace while a packet is under way
+            with suppress(RuntimeError):  # it went by itself meanwhile
+                _ip("link", "delete", name)
 
 
 def _outside(host: int) -> str:

@@ -396,6 +396,8 @@ def test_no_thread_of_a_group_outlives_it(srun):
 def test_a_worker_that_fails_leaves_at_once_with_its_error_and_the_others_notice(srun):
     assert srun.codes == [1, 1]
     assert "OSError: worker 1 broke" in srun.errors[1]
+    assert "Worker 0 lost touch with the other 1" in srun.errors[0]
+    assert "goes on from its last checkpoint" in srun.errors[0]
     assert "Connection closed by peer" in srun.errors[0]
 
 

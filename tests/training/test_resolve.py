@@ -199,6 +199,7 @@ def test_what_moves_no_number_may_change():
     after = scenes(
         out="runs/moved",
         resume="never",
+        timeout=60,
         log=replace(before.log, every=1, tensorboard=True, wandb="clip"),
         checkpoint=replace(before.checkpoint, minutes=1.0, steps=5, keep=9),
         evaluate=replace(

@@ -70,7 +70,7 @@ def _profile_here(configs: list[TrainConfig], out: Path, given: Namespace) -> di
     from fastclip.training.launch import joined, quiet_others
     from fastclip.training.trainer import make_writable
 
-    with joined() as world:
+    with joined(timeout=configs[0].timeout) as world:
         quiet_others(world)
         if world.main:
             make_writable(out)

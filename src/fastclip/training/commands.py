@@ -18,7 +18,7 @@ def train(words: list[str]) -> None:
     from fastclip.training.trainer import Trainer
 
     try:
-        with joined() as world:
+        with joined(timeout=config.timeout) as world:
             quiet_others(world)
             Trainer(config, world).run()
     except StoppedCleanly as stopped:

@@ -255,6 +255,8 @@ class TrainConfig:
     """Of the towers. float16 scales gradients by itself; the loss never has less than float32."""
     resume: Literal["auto", "never"] = "auto"
     """Go on from the newest checkpoint of the folder, or refuse a folder that has one."""
+    timeout: float = 1800
+    """Seconds without a word from the other workers, at the start and in any exchange, that stop the run."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -271,6 +273,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _check("epochs", self.epochs, self.epochs > 0 and isfinite(self.epochs), 30)
         _check("seed", self.seed, 0 <= self.seed < 2**63, 0)
+        _check("timeout", self.timeout, self.timeout > 0 and isfinite(self.timeout), 1800)
         find_algorithm(self.algorithm)
         _find(self.optimizer, OPTIMIZER_NAMES, "optimizer")
         for name in self.algorithms:

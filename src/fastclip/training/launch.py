@@ -81,8 +81,10 @@ def joined(*, timeout: float = 1800) -> Iterator[World]:
         except StoppedCleanly as error:  # all workers stop at the same step, and leave together
             stopped = error
         world.barrier()  # nobody leaves while another may still need what worker 0 keeps for all
-    except BaseException:
+    except BaseException as error:
         _break_off(world)
+        if _is_of_the_network(error):
+            raise RuntimeError(_lost(world, timeout, error)) from error
         raise
     _leave(world)
     if stopped is not None:
@@ -279,6 +281,20 @@ def _break_off(world: World) -> None:
         if world.device.type == "cuda":
             _default_group().abort()  # or NCCL would wait for kernels that wait for the others
         dist.destroy_process_group()
+
+
+def _is_of_the_network(error: BaseException) -> bool:
+    """Whether an exchange failed; gloo's errors are of no kind of their own, but name its source file."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+
+
+def _lost(world: World, timeout: float, error: BaseException) -> str:
+    return (
+        f"Worker {world.rank} lost touch with the other {world.size - 1}: an exchange broke off, or nothing "
+        f"came for {timeout:.0f} s (`timeout`). If another worker names a fault of its own, mend that; else "
+        "see whether all machines are up and reach each other. Then call again: a run goes on from its last "
+        f"checkpoint. torch says: {error}"
+    )
 
 
 def _default_group() -> dist.ProcessGroup:

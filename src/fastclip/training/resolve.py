@@ -62,9 +62,9 @@ def optim_row(config: TrainConfig) -> OptimOptions:
 
 
 # What may change when a run is resumed: it moves no number of the run. Data are compared by fingerprint.
-_FREE = ("out", "resume", "log", "checkpoint", "evaluate", "batch.micro", "algorithms", "optimizers",
-         "data.train", "data.image_column", "data.caption_column", "data.keep_decoded", "data.workers",
-         "data.max_bad", "data.timeout", "model.pretrained", "model.compile",
+_FREE = ("out", "resume", "timeout", "log", "checkpoint", "evaluate", "batch.micro", "algorithms",
+         "optimizers", "data.train", "data.image_column", "data.caption_column", "data.keep_decoded",
+         "data.workers", "data.max_bad", "data.timeout", "model.pretrained", "model.compile",
          "model.gradient_checkpointing")  # fmt: skip
 
 

@@ -1,0 +1,109 @@
+"""A cable pulled in the middle of a run of two hosts: how soon and with what words the job stops, and whether
+it goes on from its checkpoint once the cable is back, to the same end as a run that was left alone.
+
+It needs root, iproute2 and the emoji pairs: `fastclip data get emoji`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.namespaces import Hosts
+from benchmarks.record import save
+from fastclip.training.telemetry import read_metrics
+
+TIMEOUT = 20  # seconds that the run waits for a word
+PATIENCE = 60  # seconds more for torchrun to end
+CUT_AFTER = 25  # steps, where checkpoints are 10 apart
+OPTIONS = [
+    "--config=emoji",
+    "--data.train=data/emoji/train/00000.tar",
+    "--evaluate.pairs=null",
+    "--batch.size=64",
+    "--epochs=2",
+    "--checkpoint.steps=10",
+    "--log.every=1",
+    f"--timeout={TIMEOUT}",
+]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name, Hosts(2) as hosts:
+        folder = Path(name)
+        whole = _finished(hosts, folder / "whole", folder)
+        nodes = hosts.torchrun(_command(folder / "cut"), folder)
+        _wait_for_step(CUT_AFTER, folder / "cut", nodes)
+        hosts.cut(1)
+        start = time.monotonic()
+        logs = [folder / f"host{host}.log" for host in range(2)]
+        _wait_until(lambda: all(map(_last_words, logs)), 5 * TIMEOUT)
+        stopped = time.monotonic() - start
+        said, last = [_last_words(log) for log in logs], max(_losses(folder / "cut"))
+        _wait_until(lambda: all(node.poll() is not None for node in nodes), PATIENCE)
+        launchers = [node.poll() for node in nodes]
+        hosts.stop()
+        hosts.mend(1)
+        mended = _finished(hosts, folder / "cut", folder)
+        again = (folder / "host0.log").read_text()
+    figures = {
+        "timeout_s": TIMEOUT,
+        "last_step_before_the_cut": last,
+        "seconds_until_all_workers_had_stopped": round(stopped, 1),
+        "said": said,
+        f"exit_codes_of_torchrun_within_{PATIENCE}_s": launchers,
+        "went_on_after_step": int(re.findall(r"step (\d+)", again)[0]),
+        "steps": len(mended),
+        "largest_difference_of_a_loss": max(abs(whole[step] - mended[step]) for step in whole),
+    }
+    print(json.dumps(figures, indent=1))
+    save("cut_link", 0, figures)
+
+
+def _command(out: Path) -> list[str]:
+    return ["-m", "fastclip", "train", *OPTIONS, f"--out={out}"]
+
+
+def _finished(hosts: Hosts, out: Path, logs: Path) -> dict[int, float]:
+    """The losses of a run that is left alone until its end."""
+    for node in hosts.torchrun(_command(out), logs):
+        if node.wait(300):
+            raise SystemExit((logs / "host0.log").read_text())
+    return _losses(out)
+
+
+def _losses(out: Path) -> dict[int, float]:
+    if not (out / "metrics.jsonl").exists():
+        return {}
+    return {
+        record["step"]: record["loss"] for record in read_metrics(out / "metrics.jsonl") if "loss" in record
+    }
+
+
+def _wait_for_step(step: int, out: Path, nodes: list[subprocess.Popen]) -> None:
+    while not any(found >= step for found in _losses(out)):
+        if any(node.poll() is not None for node in nodes):
+            raise SystemExit("The run ended before its cable could be pulled.")
+        time.sleep(0.1)
+
+
+def _wait_until(true: Callable[[], bool], seconds: float) -> None:
+    """Or until so many seconds have passed."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def _last_words(log: Path) -> str:
+    """What fastclip itself said at the end, without torch's part in it and torchrun's own report."""
+    ends = (line for line in log.read_text().splitlines() if line.startswith("fastclip train:"))
+    return next(ends, "").split(" torch says:")[0]
+
+
+if __name__ == "__main__":
+    main()

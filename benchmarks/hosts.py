@@ -1,0 +1,219 @@
+"""Up to four hosts on one machine, with links of limited rate between them: what a step takes and where its
+time goes, by hosts and by rate, for OpenCLIP's loss, for FastCLIP-v3, and for that with float16 features.
+
+    python -m benchmarks.hosts    # about 40 minutes on 2 cores, which must have nothing else to do
+
+Two models show both ends: under `features` the exchange of features outweighs the gradients of the weights,
+under `weights` their ratio is that of the paper's large setting at 8 nodes. The trainer's own steps run under
+`fastclip profile`, with one node of torchrun on each host; a round measures every cell once. Beside a
+measured step stands what the model of `fastclip plan` foretells, given what the same hosts computed without
+a limit.
+
+It needs root, iproute2 and the emoji pairs: `fastclip data get emoji`. Processes and namespaces are removed
+whatever happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from benchmarks.hosts_picture import draw
+from benchmarks.namespaces import Hosts
+from benchmarks.record import RESULTS, save
+from fastclip.profiling.breakdown import PARTS, AlgorithmProfile
+from fastclip.profiling.fitting import fitted
+from fastclip.profiling.memory import model_size, towers_on_meta
+from fastclip.profiling.network import link, predict_step
+from fastclip.profiling.plan import traffic_of
+from fastclip.profiling.traffic import Traffic
+from fastclip.progress import progress
+from fastclip.training.recipes import parse
+from fastclip.training.resolve import resolve
+
+HOSTS = (1, 2, 4)
+RATES = (None, 1000, 100)  # Mbit/s of each host's link; None is as fast as the machine
+STEPS, WARM_UP = 20, 5
+SLOWEST = 300  # seconds that a launch may take
+VISION = {"image_size": 32, "layers": 1, "width": 32, "head_width": 32, "patch_size": 16}
+TEXT = {"context_length": 8, "vocab_size": 49408, "heads": 1, "layers": 1}
+
+
+class Setting(NamedTuple):
+    """A model with 512 features, and what each host trains on in a step."""
+
+    name: str
+    text_width: int
+    """Most of the weights are the vocabulary's: 49,408 times this."""
+    local_batch: int
+
+    def write(self, folder: Path) -> Path:
+        """Its open_clip config."""
+        path = folder / f"hosts-{self.name}.json"
+        text = TEXT | {"width": self.text_width}
+        path.write_text(json.dumps({"embed_dim": 512, "vision_cfg": VISION, "text_cfg": text}))
+        return path
+
+
+SETTINGS = (Setting("features", 4, 128), Setting("weights", 64, 48))
+
+
+class Launch(NamedTuple):
+    """Algorithms that one start measures, one after another, and how its cells are called."""
+
+    algorithms: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    mark: str = ""
+
+
+class Cell(NamedTuple):
+    """One of the cases at one number of hosts and one rate."""
+
+    setting: str
+    hosts: int
+    megabits: int | None
+    case: str
+    batch: int
+    traffic: Traffic
+    rounds: list[dict[str, float]]
+    """ms of each part of a step, by the median host."""
+
+    def mean(self, part: str) -> float:
+        return fmean(times[part] for times in self.rounds)
+
+    def foretold(self, free: Cell) -> float:
+        """ms of a step on this link, from what the same hosts computed on one without a limit."""
+        if self.megabits is None:
+            return self.mean("total")
+        return predict_step(
+            self.traffic,
+            self.hosts,
+            link(self.megabits * 1e6),
+            fitted().hiding,
+            computation=free.mean("computation"),
+            others=free.mean("others"),
+        ).total
+
+
+LAUNCHES = (
+    Launch(("openclip", "fastclip-v3")),
+    Launch(("fastclip-v3",), ("--loss.wire_dtype=float16",), " float16"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        figures = _figures(_measured(rounds, Path(folder)))
+    save("hosts", 0, figures)
+    for setting in SETTINGS:
+        cells = [cell for cell in figures["cells"] if cell["setting"] == setting.name]
+        (RESULTS / f"hosts-{setting.name}.png").write_bytes(draw(cells))
+
+
+def _measured(rounds: int, folder: Path) -> list[Cell]:
+    """Every cell, once in each round, so that a busy minute falls on all alike."""
+    places = [
+        (s, hosts, rate) for s in SETTINGS for hosts in HOSTS for rate in RATES if hosts > 1 or not rate
+    ]
+    todo = [(*place, launch) for _ in range(rounds) for place in places for launch in LAUNCHES]
+    cells: dict[tuple, Cell] = {}
+    with progress("measuring", "launches") as update:
+        for number, (setting, hosts, rate, launch) in enumerate(todo):
+            update(number, len(todo))
+            for profile in _profiles(setting, hosts, rate, launch, folder):
+                key = (setting.name, hosts, rate, profile.algorithm + launch.mark)
+                if key not in cells:
+                    sent = _traffic(setting, hosts, launch, profile.algorithm, folder)
+                    cells[key] = Cell(*key, profile.batch, sent, [])
+                cells[key].rounds.append({part: profile.median.mean(part) for part in PARTS})
+    return list(cells.values())
+
+
+def _profiles(
+    setting: Setting, hosts: int, rate: int | None, launch: Launch, folder: Path
+) -> list[AlgorithmProfile]:
+    out = folder / "profile"
+    algorithms = f"--algorithm={','.join(launch.algorithms)}"
+    steps = [f"--steps={STEPS}", f"--warmup={WARM_UP}", f"--out={out}"]
+    words = ["profile", algorithms, *steps, *_options(setting, hosts, launch, folder)]
+    with Hosts(hosts, rate) as network:
+        for host, node in enumerate(network.torchrun(["-m", "fastclip", *words], folder)):
+            if node.wait(SLOWEST):
+                raise SystemExit((folder / f"host{host}.log").read_text())
+    found = json.loads((out / "profile.json").read_text(encoding="utf-8"))
+    return [AlgorithmProfile.from_dict(profile) for profile in found["profiles"]]
+
+
+def _options(setting: Setting, hosts: int, launch: Launch, folder: Path) -> list[str]:
+    """Of `fastclip train`; two shards and many epochs, for the pictures are decoded on every host."""
+    return [
+        "--config=emoji",
+        "--data.train=data/emoji/train/{00000..00001}.tar",
+        "--epochs=100",
+        f"--model.name={setting.write(folder)}",
+        f"--batch.size={hosts * setting.local_batch}",
+        *launch.options,
+    ]
+
+
+def _traffic(setting: Setting, hosts: int, launch: Launch, algorithm: str, folder: Path) -> Traffic:
+    """What each host sends in a step, as `fastclip plan` counts it."""
+    config = resolve(parse([*_options(setting, hosts, launch, folder), f"--algorithm={algorithm}"]))
+    return traffic_of(config, model_size(towers_on_meta(config)), hosts, setting.local_batch)
+
+
+def _figures(cells: list[Cell]) -> dict:
+    unlimited = {(c.setting, c.hosts, c.case): c for c in cells if c.megabits is None}
+    found = []
+    for cell in cells:
+        free = unlimited[cell.setting, cell.hosts, cell.case]
+        found.append(
+            {
+                "setting": cell.setting,
+                "hosts": cell.hosts,
+                "megabits": cell.megabits,
+                "case": cell.case,
+                "batch": cell.batch,
+                "sent": {name: round(getattr(cell.traffic, name)) for name in ("exchange", "weights")},
+                "ms": {part: round(cell.mean(part), 2) for part in PARTS},
+                "totals_of_rounds": [round(times["total"], 2) for times in cell.rounds],
+                "foretold_ms": None if cell.megabits is None else round(cell.foretold(free), 2),
+            }
+        )
+    return {
+        "steps": STEPS,
+        "warm_up": WARM_UP,
+        "units": "ms of the median host, mean of rounds; bytes a step sent by one host",
+        "cells": found,
+        "ratios": [_ratio(cell, cells, unlimited) for cell in cells if cell.case != "openclip"],
+    }
+
+
+def _ratio(cell: Cell, cells: list[Cell], unlimited: dict[tuple, Cell]) -> dict:
+    """A step's time over OpenCLIP's at the same place, round by round; and the bytes that decide it."""
+    place = (cell.setting, cell.hosts, cell.megabits)
+    peer = next(c for c in cells if (c.setting, c.hosts, c.megabits, c.case) == (*place, "openclip"))
+    ratios = [own["total"] / other["total"] for own, other in zip(cell.rounds, peer.rounds, strict=True)]
+    foretold = [c.foretold(unlimited[c.setting, c.hosts, c.case]) for c in (cell, peer)]
+    weights = peer.traffic.weights
+    return {
+        "setting": cell.setting,
+        "hosts": cell.hosts,
+        "megabits": cell.megabits,
+        "case": cell.case,
+        "of_rounds": [round(ratio, 3) for ratio in ratios],
+        "mean": round(fmean(ratios), 3),
+        "foretold": None if cell.megabits is None else round(foretold[0] / foretold[1], 3),
+        "openclip_features_over_weights": round(peer.traffic.exchange / weights, 3) if weights else None,
+    }
+
+
+if __name__ == "__main__":
+    main()
