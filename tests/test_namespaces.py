@@ -1,0 +1,86 @@
+"""The test bed's hosts: no faster than their links, and nothing of them stays behind."""
+
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from benchmarks.namespaces import PREFIX, Hosts
+
+RECEIVE = """
+import socket
+server = socket.create_server(("", 7000))
+print("ready", flush=True)
+connection, _ = server.accept()
+while connection.recv(1 << 16):
+    pass
+"""
+SEND = """
+import socket, sys
+socket.setdefaulttimeout(0.5)
+connection = socket.create_connection((sys.argv[1], 7000))
+connection.sendall(bytes(int(sys.argv[2])))
+connection.shutdown(socket.SHUT_WR)
+connection.settimeout(30)
+connection.recv(1)  # until all is read
+"""
+
+
+def can_make_namespaces():
+    if not shutil.which("ip") or not shutil.which("tc"):
+        return False
+    made = subprocess.run(["ip", "netns", "add", f"{PREFIX}-try"], capture_output=True).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "delete", f"{PREFIX}-try"], check=True)
+    return made
+
+
+pytestmark = pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root and iproute2")
+
+
+def send(hosts, bytes_sent):
+    """Seconds from host 0 to host 1, or None if it was not reached."""
+    receiver = hosts.start(1, [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE)
+    receiver.stdout.readline()
+    start = time.monotonic()
+    sender = hosts.start(
+        0, [sys.executable, "-c", SEND, hosts.addresses[1], str(bytes_sent)], stderr=subprocess.DEVNULL
+    )
+    failed = sender.wait(60)
+    seconds = time.monotonic() - start
+    hosts.stop()
+    receiver.stdout.close()
+    return None if failed else seconds
+
+
+def left_behind():
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    links = subprocess.run(["ip", "link", "show"], capture_output=True, text=True, check=True).stdout
+    return PREFIX in names or PREFIX in links
+
+
+def test_nothing_passes_faster_than_the_link_and_nothing_while_it_is_cut():
+    with Hosts(2, megabits=20) as hosts:
+        assert send(hosts, 2_000_000) > 0.7  # 16 megabits, of which a burst is free
+        hosts.cut(1)
+        assert send(hosts, 10) is None
+        hosts.mend(1)
+        assert send(hosts, 10) is not None
+    assert not left_behind()
+
+
+def test_an_error_and_an_earlier_kill_leave_nothing_behind():
+    killed = "from benchmarks.namespaces import Hosts; import os; Hosts(2).__enter__(); os._exit(1)"
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    assert left_behind()
+    started = []
+
+    def fail(hosts):
+        started.append(hosts.start(0, ["sleep", "100"]))
+        raise KeyError
+
+    with pytest.raises(KeyError), Hosts(1) as hosts:
+        fail(hosts)
+    assert started[0].returncode is not None
+    assert not left_behind()
