@@ -134,7 +134,12 @@ def build_learner(config: TrainConfig, towers: TwoTowers, num_samples: int, worl
     model: nn.Module = towers
     if world.size > 1:
         ids = [world.device.index] if world.device.type == "cuda" else None
-        model = DistributedDataParallel(towers, device_ids=ids, gradient_as_bucket_view=True)
+        model = DistributedDataParallel(
+            towers,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=towers.has_batch_norm_statistics,  # other buffers never change
+        )
     row = optim_row(config)
     assert row.lr is not None
     assert row.weight_decay is not None
