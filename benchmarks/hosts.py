@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from benchmarks.hosts_picture import draw
+from benchmarks.hosts_picture import draw, rate_name
 from benchmarks.namespaces import Hosts
 from benchmarks.record import RESULTS, save
 from fastclip.profiling.breakdown import PARTS, AlgorithmProfile
@@ -105,6 +105,9 @@ LAUNCHES = (
 )
 
 
+CASES = tuple(algorithm + launch.mark for launch in LAUNCHES for algorithm in launch.algorithms)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -112,6 +115,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = _figures(_measured(rounds, Path(folder)))
     save("hosts", 0, figures)
+    (RESULTS / "hosts.md").write_text("\n\n".join([_steps_table(figures), _parts_table(figures)]) + "\n")
     for setting in SETTINGS:
         cells = [cell for cell in figures["cells"] if cell["setting"] == setting.name]
         (RESULTS / f"hosts-{setting.name}.png").write_bytes(draw(cells))
@@ -213,6 +217,51 @@ def _ratio(cell: Cell, cells: list[Cell], unlimited: dict[tuple, Cell]) -> dict:
         "foretold": None if cell.megabits is None else round(foretold[0] / foretold[1], 3),
         "openclip_features_over_weights": round(peer.traffic.exchange / weights, 3) if weights else None,
     }
+
+
+def _steps_table(figures: dict) -> str:
+    """Each place's steps, and their ratios to OpenCLIP's with the range of the rounds."""
+    heads = ["setting", "hosts", "link", *(f"{case}, ms" for case in CASES)]
+    heads += [f"{case} / openclip (rounds), foretold" for case in CASES[1:]]
+    places = list(dict.fromkeys(_place(cell) for cell in figures["cells"]))
+    steps = {(_place(cell), cell["case"]): cell["ms"]["total"] for cell in figures["cells"]}
+    ratios = {(_place(ratio), ratio["case"]): ratio for ratio in figures["ratios"]}
+    rows = []
+    for place in places:
+        setting, hosts, megabits = place
+        row = [setting, str(hosts), rate_name(megabits) if hosts > 1 else "–"]
+        row += [f"{steps[place, case]:.0f}" for case in CASES]
+        for found in (ratios[place, case] for case in CASES[1:]):
+            spread = f"{found['mean']:.2f} ({min(found['of_rounds']):.2f}–{max(found['of_rounds']):.2f})"
+            row.append(spread + (f", {found['foretold']:.2f}" if found["foretold"] else ""))
+        rows.append(row)
+    return _markdown(heads, rows, words=3)
+
+
+def _parts_table(figures: dict) -> str:
+    """Where the time goes at the most hosts, as the link becomes slower."""
+    most = max(cell["hosts"] for cell in figures["cells"])
+    rows = [
+        [
+            cell["setting"],
+            cell["case"],
+            rate_name(cell["megabits"]),
+            *(f"{cell['ms'][part]:.0f}" for part in PARTS),
+        ]
+        for cell in figures["cells"]
+        if cell["hosts"] == most
+    ]
+    return _markdown(["setting", f"{most} hosts", "link", *PARTS.values()], rows, words=3)
+
+
+def _place(found: dict) -> tuple[str, int, int | None]:
+    return found["setting"], found["hosts"], found["megabits"]
+
+
+def _markdown(heads: list[str], rows: list[list[str]], words: int) -> str:
+    """A table whose first columns are words, and the rest numbers."""
+    ruler = ["---"] * words + ["---:"] * (len(heads) - words)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ruler, *rows))
 
 
 if __name__ == "__main__":

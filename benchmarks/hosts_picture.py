@@ -44,7 +44,7 @@ def draw(cells: list[dict]) -> bytes:
                 axes.set_axisbelow(True)
             row[0].set_ylabel(title)
         for top, bottom, rate in zip(grid[0], grid[-1], rates, strict=True):
-            top.set_title(_link(rate), loc="left", fontsize=9, fontweight="bold")
+            top.set_title(rate_name(rate), loc="left", fontsize=9, fontweight="bold")
             bottom.set_xlabel("hosts")
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(cases))
         drawn = io.BytesIO()
@@ -52,5 +52,5 @@ def draw(cells: list[dict]) -> bytes:
     return drawn.getvalue()
 
 
-def _link(rate: int | None) -> str:
-    return "no limit" if rate is None else f"{rate:,} Mbit/s"
+def rate_name(megabits: int | None) -> str:
+    return "no limit" if megabits is None else f"{megabits:,} Mbit/s"
