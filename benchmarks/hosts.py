@@ -1,13 +1,14 @@
 """Up to four hosts on one machine, with links of limited rate between them: what a step takes and where its
 time goes, by hosts and by rate, for OpenCLIP's loss, for FastCLIP-v3, and for that with float16 features.
+OpenCLIP's stands there twice: as gloo does it, and sending gradients of features at once, as NCCL does.
 
     python -m benchmarks.hosts    # about 40 minutes on 2 cores, which must have nothing else to do
 
 Two models show both ends: under `features` the exchange of features outweighs the gradients of the weights,
 under `weights` their ratio is that of the paper's large setting at 8 nodes. The trainer's own steps run under
-`fastclip profile`, with one node of torchrun on each host; a round measures every cell once. Beside a
-measured step stands what the model of `fastclip plan` foretells, given what the same hosts computed without
-a limit.
+the profiler of `fastclip profile`, with one node of torchrun on each host; a round measures every cell once.
+Beside a measured step stands what the model of `fastclip plan` foretells, given what the same hosts computed
+without a limit.
 
 It needs root, iproute2 and the emoji pairs: `fastclip data get emoji`. Processes and namespaces are removed
 whatever happens.
@@ -23,6 +24,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.hosts_picture import draw, rate_name
+from benchmarks.hosts_worker import CASES, Case
 from benchmarks.namespaces import Hosts
 from benchmarks.record import RESULTS, save
 from fastclip.profiling.breakdown import PARTS, AlgorithmProfile
@@ -32,14 +34,17 @@ from fastclip.profiling.network import link, predict_step
 from fastclip.profiling.plan import traffic_of
 from fastclip.profiling.traffic import Traffic
 from fastclip.progress import progress
-from fastclip.training.recipes import parse
-from fastclip.training.resolve import resolve
 
 HOSTS = (1, 2, 4)
 RATES = (None, 1000, 100)  # Mbit/s of each host's link; None is as fast as the machine
-STEPS, WARM_UP = 20, 5
-SLOWEST = 300  # seconds that a launch may take
+STEPS, WARM_UP = 10, 3
+SLOWEST = 600  # seconds that a launch may take
 VISION = {"image_size": 32, "layers": 1, "width": 32, "head_width": 32, "patch_size": 16}
+RATIOS = (
+    ("fastclip-v3", "openclip"),
+    ("fastclip-v3", "openclip at once"),
+    ("fastclip-v3 float16", "openclip at once"),
+)
 TEXT = {"context_length": 8, "vocab_size": 49408, "heads": 1, "layers": 1}
 
 
@@ -60,14 +65,6 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (Setting("features", 4, 128), Setting("weights", 64, 48))
-
-
-class Launch(NamedTuple):
-    """Algorithms that one start measures, one after another, and how its cells are called."""
-
-    algorithms: tuple[str, ...]
-    options: tuple[str, ...] = ()
-    mark: str = ""
 
 
 class Cell(NamedTuple):
@@ -99,15 +96,6 @@ class Cell(NamedTuple):
         ).total
 
 
-LAUNCHES = (
-    Launch(("openclip", "fastclip-v3")),
-    Launch(("fastclip-v3",), ("--loss.wire_dtype=float16",), " float16"),
-)
-
-
-CASES = tuple(algorithm + launch.mark for launch in LAUNCHES for algorithm in launch.algorithms)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -126,36 +114,33 @@ def _measured(rounds: int, folder: Path) -> list[Cell]:
     places = [
         (s, hosts, rate) for s in SETTINGS for hosts in HOSTS for rate in RATES if hosts > 1 or not rate
     ]
-    todo = [(*place, launch) for _ in range(rounds) for place in places for launch in LAUNCHES]
+    todo = places * rounds
     cells: dict[tuple, Cell] = {}
     with progress("measuring", "launches") as update:
-        for number, (setting, hosts, rate, launch) in enumerate(todo):
+        for number, (setting, hosts, rate) in enumerate(todo):
             update(number, len(todo))
-            for profile in _profiles(setting, hosts, rate, launch, folder):
-                key = (setting.name, hosts, rate, profile.algorithm + launch.mark)
+            for profile in _profiles(setting, hosts, rate, folder):
+                key = (setting.name, hosts, rate, profile.algorithm)
                 if key not in cells:
-                    sent = _traffic(setting, hosts, launch, profile.algorithm, folder)
+                    sent = _traffic(setting, hosts, CASES[profile.algorithm], folder)
                     cells[key] = Cell(*key, profile.batch, sent, [])
                 cells[key].rounds.append({part: profile.median.mean(part) for part in PARTS})
     return list(cells.values())
 
 
-def _profiles(
-    setting: Setting, hosts: int, rate: int | None, launch: Launch, folder: Path
-) -> list[AlgorithmProfile]:
-    out = folder / "profile"
-    algorithms = f"--algorithm={','.join(launch.algorithms)}"
-    steps = [f"--steps={STEPS}", f"--warmup={WARM_UP}", f"--out={out}"]
-    words = ["profile", algorithms, *steps, *_options(setting, hosts, launch, folder)]
+def _profiles(setting: Setting, hosts: int, rate: int | None, folder: Path) -> list[AlgorithmProfile]:
+    """Of all cases, in one start."""
+    words = ["-m", "benchmarks.hosts_worker", str(folder), str(STEPS), str(WARM_UP)]
     with Hosts(hosts, rate) as network:
-        for host, node in enumerate(network.torchrun(["-m", "fastclip", *words], folder)):
+        nodes = network.torchrun([*words, *_options(setting, hosts, folder)], folder)
+        for host, node in enumerate(nodes):
             if node.wait(SLOWEST):
                 raise SystemExit((folder / f"host{host}.log").read_text())
-    found = json.loads((out / "profile.json").read_text(encoding="utf-8"))
-    return [AlgorithmProfile.from_dict(profile) for profile in found["profiles"]]
+    found = json.loads((folder / "profiles.json").read_text(encoding="utf-8"))
+    return [AlgorithmProfile.from_dict(profile) for profile in found]
 
 
-def _options(setting: Setting, hosts: int, launch: Launch, folder: Path) -> list[str]:
+def _options(setting: Setting, hosts: int, folder: Path) -> list[str]:
     """Of `fastclip train`; two shards and many epochs, for the pictures are decoded on every host."""
     return [
         "--config=emoji",
@@ -163,13 +148,12 @@ def _options(setting: Setting, hosts: int, launch: Launch, folder: Path) -> list
         "--epochs=100",
         f"--model.name={setting.write(folder)}",
         f"--batch.size={hosts * setting.local_batch}",
-        *launch.options,
     ]
 
 
-def _traffic(setting: Setting, hosts: int, launch: Launch, algorithm: str, folder: Path) -> Traffic:
+def _traffic(setting: Setting, hosts: int, case: Case, folder: Path) -> Traffic:
     """What each host sends in a step, as `fastclip plan` counts it."""
-    config = resolve(parse([*_options(setting, hosts, launch, folder), f"--algorithm={algorithm}"]))
+    config = case.config(_options(setting, hosts, folder))
     return traffic_of(config, model_size(towers_on_meta(config)), hosts, setting.local_batch)
 
 
@@ -196,42 +180,55 @@ def _figures(cells: list[Cell]) -> dict:
         "warm_up": WARM_UP,
         "units": "ms of the median host, mean of rounds; bytes a step sent by one host",
         "cells": found,
-        "ratios": [_ratio(cell, cells, unlimited) for cell in cells if cell.case != "openclip"],
+        "ratios": [_ratio(place, *names, cells) for place in _places(found) for names in RATIOS],
+        "error_of_foretold_steps": {case: _error(found, case) for case in CASES},
     }
 
 
-def _ratio(cell: Cell, cells: list[Cell], unlimited: dict[tuple, Cell]) -> dict:
-    """A step's time over OpenCLIP's at the same place, round by round; and the bytes that decide it."""
-    place = (cell.setting, cell.hosts, cell.megabits)
-    peer = next(c for c in cells if (c.setting, c.hosts, c.megabits, c.case) == (*place, "openclip"))
-    ratios = [own["total"] / other["total"] for own, other in zip(cell.rounds, peer.rounds, strict=True)]
-    foretold = [c.foretold(unlimited[c.setting, c.hosts, c.case]) for c in (cell, peer)]
-    weights = peer.traffic.weights
+def _ratio(place: tuple, case: str, peer: str, cells: list[Cell]) -> dict:
+    """A step's time over the peer's at the same place, round by round; and the bytes that decide it."""
+    setting, hosts, megabits = place
+    by_place = {(c.setting, c.hosts, c.megabits, c.case): c for c in cells}
+    own, other = by_place[*place, case], by_place[*place, peer]
+    ratios = [ours["total"] / theirs["total"] for ours, theirs in zip(own.rounds, other.rounds, strict=True)]
+    foretold = [c.foretold(by_place[setting, hosts, None, c.case]) for c in (own, other)]
+    weights = other.traffic.weights
     return {
-        "setting": cell.setting,
-        "hosts": cell.hosts,
-        "megabits": cell.megabits,
-        "case": cell.case,
+        "setting": setting,
+        "hosts": hosts,
+        "megabits": megabits,
+        "case": case,
+        "peer": peer,
         "of_rounds": [round(ratio, 3) for ratio in ratios],
         "mean": round(fmean(ratios), 3),
-        "foretold": None if cell.megabits is None else round(foretold[0] / foretold[1], 3),
-        "openclip_features_over_weights": round(peer.traffic.exchange / weights, 3) if weights else None,
+        "foretold": None if megabits is None else round(foretold[0] / foretold[1], 3),
+        "openclip_features_over_weights": round(other.traffic.exchange / weights, 3) if weights else None,
     }
+
+
+def _error(cells: list[dict], case: str) -> dict[str, float]:
+    """Of what was foretold, relative to what was measured, on limited links."""
+    errors = [
+        cell["foretold_ms"] / cell["ms"]["total"] - 1
+        for cell in cells
+        if cell["case"] == case and cell["foretold_ms"] is not None
+    ]
+    sizes = [abs(error) for error in errors]
+    return {"mean": round(fmean(errors), 3), "size": round(fmean(sizes), 3), "largest": round(max(sizes), 3)}
 
 
 def _steps_table(figures: dict) -> str:
-    """Each place's steps, and their ratios to OpenCLIP's with the range of the rounds."""
+    """Each place's steps, and their ratios with the range of the rounds."""
     heads = ["setting", "hosts", "link", *(f"{case}, ms" for case in CASES)]
-    heads += [f"{case} / openclip (rounds), foretold" for case in CASES[1:]]
-    places = list(dict.fromkeys(_place(cell) for cell in figures["cells"]))
+    heads += [f"{case} / {peer} (rounds), foretold" for case, peer in RATIOS]
     steps = {(_place(cell), cell["case"]): cell["ms"]["total"] for cell in figures["cells"]}
-    ratios = {(_place(ratio), ratio["case"]): ratio for ratio in figures["ratios"]}
+    ratios = {(_place(ratio), ratio["case"], ratio["peer"]): ratio for ratio in figures["ratios"]}
     rows = []
-    for place in places:
+    for place in _places(figures["cells"]):
         setting, hosts, megabits = place
         row = [setting, str(hosts), rate_name(megabits) if hosts > 1 else "–"]
         row += [f"{steps[place, case]:.0f}" for case in CASES]
-        for found in (ratios[place, case] for case in CASES[1:]):
+        for found in (ratios[place, *names] for names in RATIOS):
             spread = f"{found['mean']:.2f} ({min(found['of_rounds']):.2f}–{max(found['of_rounds']):.2f})"
             row.append(spread + (f", {found['foretold']:.2f}" if found["foretold"] else ""))
         rows.append(row)
@@ -252,6 +249,11 @@ def _parts_table(figures: dict) -> str:
         if cell["hosts"] == most
     ]
     return _markdown(["setting", f"{most} hosts", "link", *PARTS.values()], rows, words=3)
+
+
+def _places(cells: list[dict]) -> list[tuple[str, int, int | None]]:
+    """In the order in which they were measured."""
+    return list(dict.fromkeys(_place(cell) for cell in cells))
 
 
 def _place(found: dict) -> tuple[str, int, int | None]:

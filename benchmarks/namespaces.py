@@ -4,7 +4,7 @@
         nodes = hosts.torchrun(["-m", "fastclip", "train", "--config", "emoji"], Path("logs"))
 
 Needs root and iproute2 (`ip`, `tc`). Names begin with `fastclip`; whatever an earlier call that was killed
-has left behind is removed first.
+has left behind is removed first. There is one such network at a time: a second one waits for the first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from filelock import FileLock
+
 PREFIX = "fastclip"  # of namespaces and of the bridge; a link's name has room for 15 letters
 BURST = "64kb"  # what may pass at once before the rate counts
 LATENCY = "100ms"  # what waits longer than this for its turn is dropped
+LOCK = Path(tempfile.gettempdir()) / f"{PREFIX}-hosts.lock"  # goes with the process that holds it
 PORT = 29500  # where nodes meet, on the first host; every namespace has all ports to itself
 
 
@@ -38,17 +42,19 @@ class Hosts:
         self.names = [f"{PREFIX}-{number}" for number in range(count)]
         self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
         self._processes: list[subprocess.Popen] = []
+        self._lock = FileLock(LOCK)
 
     def __enter__(self) -> Hosts:
         check_machine()
-        remove_hosts()
+        self._lock.acquire()
         try:
+            remove_hosts()
             _ip("link", "add", PREFIX, "type", "bridge")
             _ip("link", "set", PREFIX, "up")
             for number in range(self.count):
                 self._add(number)
         except BaseException:
-            remove_hosts()
+            self._remove()
             raise
         return self
 
@@ -56,7 +62,7 @@ class Hosts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        remove_hosts()
+        self._remove()
 
     def start(self, host: int, command: list[str], **options) -> subprocess.Popen:
         """A process on a host, in a group of its own."""
@@ -98,6 +104,12 @@ class Hosts:
     def mend(self, host: int) -> None:
         """Put the plug back."""
         _ip("link", "set", _outside(host), "master", PREFIX)
+
+    def _remove(self) -> None:
+        try:
+            remove_hosts()
+        finally:
+            self._lock.release()
 
     def _add(self, number: int) -> None:
         name, outside = self.names[number], _outside(number)

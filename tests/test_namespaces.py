@@ -1,5 +1,10 @@
-"""The test bed's hosts: no faster than their links, and nothing of them stays behind."""
+"""The test bed's hosts: no faster than their links, and nothing of them stays behind.
 
+All in one file, whose tests run one after another: there is one such network on a machine at a time.
+"""
+
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +13,10 @@ import time
 import pytest
 from benchmarks.namespaces import PREFIX, Hosts
 
+from fastclip.profiling.breakdown import AlgorithmProfile
+from tests.training.runs import Lab
+
+FREE, SLOW = None, 50  # Mbit/s
 RECEIVE = """
 import socket
 server = socket.create_server(("", 7000))
@@ -30,9 +39,10 @@ connection.recv(1)  # until all is read
 def can_make_namespaces():
     if not shutil.which("ip") or not shutil.which("tc"):
         return False
-    made = subprocess.run(["ip", "netns", "add", f"{PREFIX}-try"], capture_output=True).returncode == 0
+    name = f"try-{os.getpid()}"  # every process of a test run asks, at the same time
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
     if made:
-        subprocess.run(["ip", "netns", "delete", f"{PREFIX}-try"], check=True)
+        subprocess.run(["ip", "netns", "delete", name], check=True)
     return made
 
 
@@ -84,3 +94,35 @@ def test_an_error_and_an_earlier_kill_leave_nothing_behind():
         fail(hosts)
     assert started[0].returncode is not None
     assert not left_behind()
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory):
+    """Of two hosts with the real trainer's steps, by the rate of their links."""
+    lab, found = Lab(tmp_path_factory.mktemp("lab")), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
+        for rate in (FREE, SLOW):
+            out = tmp_path_factory.mktemp("profile")
+            words = ["profile", *lab.options(out, "openclip,fastclip-v3"), "--steps=4", "--warmup=1"]
+            with Hosts(2, rate) as hosts:
+                codes = [node.wait(60) for node in hosts.torchrun(["-m", "fastclip", *words], out)]
+            assert codes == [0, 0], (out / "host0.log").read_text()
+            saved = json.loads((out / "profile.json").read_text())["profiles"]
+            found[rate] = {one["algorithm"]: AlgorithmProfile.from_dict(one) for one in saved}
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["openclip", "fastclip-v3"])
+def test_a_slow_link_is_communication_and_nothing_else(profiles, algorithm):
+    """By the calmest step, so that a busy machine does not matter."""
+
+    def least(rate, part):
+        return min(getattr(step, part) for w in profiles[rate][algorithm].workers for step in w.steps)
+
+    sent = sum(profiles[SLOW][algorithm].workers[0].sent.values())
+    on_the_link = sent * 8 / SLOW / 1000  # ms
+    assert least(SLOW, "pure_communication") > 0.8 * on_the_link
+    assert least(FREE, "communication") < 0.4 * on_the_link
+    for part in ("computation", "others"):
+        assert least(SLOW, part) - least(FREE, part) < 0.1 * on_the_link

@@ -1,0 +1,86 @@
+"""What one host of the test bed runs: the trainer's steps of each case under the profiler, case after case.
+
+torchrun … -m benchmarks.hosts_worker OUT STEPS WARM_UP --config=emoji …    # benchmarks/hosts.py calls it so
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.nn import functional
+
+from fastclip.profiling.breakdown import AlgorithmProfile
+from fastclip.profiling.profiler import profile_steps
+from fastclip.training.config import TrainConfig
+from fastclip.training.launch import joined, quiet_others
+from fastclip.training.recipes import parse
+from fastclip.training.resolve import resolve
+
+
+class Case(NamedTuple):
+    """An algorithm and how it exchanges."""
+
+    algorithm: str
+    options: tuple[str, ...] = ()
+    at_once: bool = False
+    """Whether gradients of features go back in one exchange, as they do with NCCL."""
+
+    def config(self, options: list[str]) -> TrainConfig:
+        return resolve(parse([*options, f"--algorithm={self.algorithm}", *self.options]))
+
+
+CASES = {
+    "openclip": Case("openclip"),
+    "openclip at once": Case("openclip", at_once=True),
+    "fastclip-v3": Case("fastclip-v3"),
+    "fastclip-v3 float16": Case("fastclip-v3", ("--loss.wire_dtype=float16",)),
+}
+
+
+def main() -> None:
+    folder, steps, warm_up, *options = sys.argv[1:]
+    out, profiles = Path(folder), []
+    with joined() as world:
+        quiet_others(world)
+        for name, case in CASES.items():
+            config, trace = case.config(options), out / f"trace-{world.rank}.json.gz"
+            with gradients_at_once() if case.at_once else nullcontext():
+                worker = profile_steps(config, world, trace, steps=int(steps), warmup=int(warm_up))
+            profiles.append(AlgorithmProfile(name, config.batch.size, world.gather(worker)))
+        if world.main:
+            (out / "profiles.json").write_text(json.dumps([asdict(profile) for profile in profiles]))
+
+
+@contextmanager
+def gradients_at_once() -> Iterator[None]:
+    """All hosts send the gradients of gathered features at the same time, while this lasts.
+
+    With NCCL torch sends them in one reduce-scatter. With gloo it lets one host after another scatter its
+    own while the others wait: as many bytes, K times as long. That is gloo's price and not OpenCLIP's.
+    """
+
+    def forward(ctx, group, out: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+        sent = torch.stack(tensors)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        return received.unbind()
+
+    one_by_one = functional._AlltoAll.forward
+    functional._AlltoAll.forward = staticmethod(forward)
+    try:
+        yield
+    finally:
+        functional._AlltoAll.forward = staticmethod(one_by_one)
+
+
+if __name__ == "__main__":
+    main()
