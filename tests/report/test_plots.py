@@ -6,13 +6,15 @@ import xml.etree.ElementTree as ET
 from itertools import pairwise
 from math import nan
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from PIL import Image
 
 from fastclip.report.curves import Band, Curve, Level, Line, curves
-from fastclip.report.plots import PAPER, _short, draw, draw_png, thinned
+from fastclip.report.plots import PAPER, _figure, _short, draw, draw_png, style_of, thinned
 from fastclip.report.run import read_run
 from tests.report.folders import make_run
 
@@ -82,10 +84,24 @@ def test_one_line_alone_has_no_legend():
     assert "alone" not in texts
 
 
+@pytest.mark.parametrize("letters", [3, 10, 11, 19, 20, 44, 60])
+@pytest.mark.parametrize("lines", [2, 3, 10])
+def test_the_legend_stays_within_the_picture_and_above_the_lines(letters, lines):
+    names = tuple(f"{number}-{2 * 'openclip-b16-lr0.0005-epsilon1e-06'}"[:letters] for number in range(lines))
+    with matplotlib.rc_context(style_of(PAPER)):
+        figure = _figure(curve(labels=names), PAPER, title="A title")
+        canvas, (axes,) = FigureCanvasAgg(figure), figure.axes
+        legend = axes.get_legend().get_window_extent(canvas.get_renderer())
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.x1
+    assert legend.y0 >= axes.bbox.y1
+    assert legend.y1 <= figure.bbox.y1
+
+
 def test_names_are_text_and_never_markup_or_formulas():
-    names = ("<script>1</script>", "$a_1$ & b", "__hidden", "bell\x07\ud800", 30 * "long")
+    names = ("<script>1</script>", "$a_1$ & b", "__hidden", "bell\x07\ud800", 60 * "x")
     texts = [element.text for element in ET.fromstring(draw(curve(labels=names))).iter("text")]
-    assert {"<script>1</script>", "$a_1$ & b", "hidden", "bell��", "longlonglonglonglongl…"} <= set(texts)
+    assert {"<script>1</script>", "$a_1$ & b", "hidden", "bell��", f"{43 * 'x'}…"} <= set(texts)
 
 
 def test_lines_differ_without_colours():

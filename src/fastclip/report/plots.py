@@ -20,7 +20,8 @@ from fastclip.report.curves import Curve, Line
 WIDTH, HEIGHT = 340, 215  # of the drawing, which the page scales
 _BELOW, _ABOVE, _LEGEND_ROW, _TITLE = 41, 9, 16, 22  # heights in it
 _MOST_POINTS = 600  # of a line; more are not seen, and make the page large
-_LONGEST_NAME = 22  # letters in a legend
+_LONGEST_NAME = 44  # letters in a legend; longer ones are cut
+_BESIDE = {3: 10, 2: 19}  # columns of a legend, and the longest name of which so many fit
 _FEW_POINTS = 30  # a line of so few has marks where it was measured
 _WIDE = 4  # an option whose values lie this far apart, as a factor, has a logarithmic axis
 DPI = 200  # of a PNG
@@ -130,7 +131,8 @@ def _legend_shape(curve: Curve) -> tuple[int, int]:
     names += [curve.band.label] if curve.band else []
     if len(names) < 2:
         return 0, 0
-    columns = 3 if max(map(len, names)) < _LONGEST_NAME / 2 else 2
+    longest = max(map(len, names))
+    columns = next((count for count, letters in _BESIDE.items() if longest <= letters), 1)
     return math.ceil(len(names) / columns), columns
 
 
