@@ -71,9 +71,7 @@ def _command(out: Path) -> list[str]:
 
 def _finished(hosts: Hosts, out: Path, logs: Path) -> dict[int, float]:
     """The losses of a run that is left alone until its end."""
-    for node in hosts.torchrun(_command(out), logs):
-        if node.wait(300):
-            raise SystemExit((logs / "host0.log").read_text())
+    hosts.wait(hosts.torchrun(_command(out), logs), logs, 300)
     return _losses(out)
 
 

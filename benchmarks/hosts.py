@@ -19,13 +19,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.hosts_picture import draw, rate_name
 from benchmarks.hosts_worker import CASES, Case
-from benchmarks.namespaces import Hosts
+from benchmarks.namespaces import BURST, LATENCY, Hosts
 from benchmarks.record import RESULTS, save
 from fastclip.profiling.breakdown import PARTS, AlgorithmProfile
 from fastclip.profiling.fitting import fitted
@@ -40,6 +41,11 @@ RATES = (None, 1000, 100)  # Mbit/s of each host's link; None is as fast as the 
 STEPS, WARM_UP = 10, 3
 SLOWEST = 600  # seconds that a launch may take
 VISION = {"image_size": 32, "layers": 1, "width": 32, "head_width": 32, "patch_size": 16}
+OPTIONS = [  # two shards and many epochs, for the pictures are decoded on every host
+    "--config=emoji",
+    "--data.train=data/emoji/train/{00000..00001}.tar",
+    "--epochs=100",
+]
 RATIOS = (
     ("fastclip-v3", "openclip"),
     ("fastclip-v3", "openclip at once"),
@@ -56,12 +62,20 @@ class Setting(NamedTuple):
     """Most of the weights are the vocabulary's: 49,408 times this."""
     local_batch: int
 
-    def write(self, folder: Path) -> Path:
+    @property
+    def model(self) -> dict:
         """Its open_clip config."""
-        path = folder / f"hosts-{self.name}.json"
         text = TEXT | {"width": self.text_width}
-        path.write_text(json.dumps({"embed_dim": 512, "vision_cfg": VISION, "text_cfg": text}))
+        return {"embed_dim": 512, "vision_cfg": VISION, "text_cfg": text}
+
+    def write(self, folder: Path) -> Path:
+        path = folder / f"hosts-{self.name}.json"
+        path.write_text(json.dumps(self.model))
         return path
+
+    def facts(self) -> dict:
+        """All that makes it, but for the number of hosts."""
+        return {"model": self.model, "local_batch": self.local_batch, "options": OPTIONS}
 
 
 SETTINGS = (Setting("features", 4, 128), Setting("weights", 64, 48))
@@ -101,7 +115,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
-        figures = _figures(_measured(rounds, Path(folder)))
+        for cells in _measured(rounds, Path(folder)):
+            _keep(_figures(cells))
+
+
+def _keep(figures: dict) -> None:
     save("hosts", 0, figures)
     (RESULTS / "hosts.md").write_text("\n\n".join([_steps_table(figures), _parts_table(figures)]) + "\n")
     for setting in SETTINGS:
@@ -109,8 +127,8 @@ def main() -> None:
         (RESULTS / f"hosts-{setting.name}.png").write_bytes(draw(cells))
 
 
-def _measured(rounds: int, folder: Path) -> list[Cell]:
-    """Every cell, once in each round, so that a busy minute falls on all alike."""
+def _measured(rounds: int, folder: Path) -> Iterator[list[Cell]]:
+    """All cells after each round, which measures every one once: a busy minute falls on all alike."""
     places = [
         (s, hosts, rate) for s in SETTINGS for hosts in HOSTS for rate in RATES if hosts > 1 or not rate
     ]
@@ -119,33 +137,32 @@ def _measured(rounds: int, folder: Path) -> list[Cell]:
     with progress("measuring", "launches") as update:
         for number, (setting, hosts, rate) in enumerate(todo):
             update(number, len(todo))
-            for profile in _profiles(setting, hosts, rate, folder):
+            for profile in _profiles(setting, hosts, rate, number // len(places), folder):
                 key = (setting.name, hosts, rate, profile.algorithm)
                 if key not in cells:
                     sent = _traffic(setting, hosts, CASES[profile.algorithm], folder)
                     cells[key] = Cell(*key, profile.batch, sent, [])
                 cells[key].rounds.append({part: profile.median.mean(part) for part in PARTS})
-    return list(cells.values())
+            if (number + 1) % len(places) == 0:
+                yield list(cells.values())
 
 
-def _profiles(setting: Setting, hosts: int, rate: int | None, folder: Path) -> list[AlgorithmProfile]:
-    """Of all cases, in one start."""
-    words = ["-m", "benchmarks.hosts_worker", str(folder), str(STEPS), str(WARM_UP)]
+def _profiles(
+    setting: Setting, hosts: int, rate: int | None, first: int, folder: Path
+) -> list[AlgorithmProfile]:
+    """Of all cases in one start, from the `first` on."""
+    words = ["-m", "benchmarks.hosts_worker", str(folder), str(STEPS), str(WARM_UP), str(first)]
     with Hosts(hosts, rate) as network:
         nodes = network.torchrun([*words, *_options(setting, hosts, folder)], folder)
-        for host, node in enumerate(nodes):
-            if node.wait(SLOWEST):
-                raise SystemExit((folder / f"host{host}.log").read_text())
+        network.wait(nodes, folder, SLOWEST)
     found = json.loads((folder / "profiles.json").read_text(encoding="utf-8"))
     return [AlgorithmProfile.from_dict(profile) for profile in found]
 
 
 def _options(setting: Setting, hosts: int, folder: Path) -> list[str]:
-    """Of `fastclip train`; two shards and many epochs, for the pictures are decoded on every host."""
+    """Of `fastclip train`."""
     return [
-        "--config=emoji",
-        "--data.train=data/emoji/train/{00000..00001}.tar",
-        "--epochs=100",
+        *OPTIONS,
         f"--model.name={setting.write(folder)}",
         f"--batch.size={hosts * setting.local_batch}",
     ]
@@ -171,13 +188,15 @@ def _figures(cells: list[Cell]) -> dict:
                 "batch": cell.batch,
                 "sent": {name: round(getattr(cell.traffic, name)) for name in ("exchange", "weights")},
                 "ms": {part: round(cell.mean(part), 2) for part in PARTS},
-                "totals_of_rounds": [round(times["total"], 2) for times in cell.rounds],
+                "rounds": [{part: round(ms, 2) for part, ms in times.items()} for times in cell.rounds],
                 "foretold_ms": None if cell.megabits is None else round(cell.foretold(free), 2),
             }
         )
     return {
         "steps": STEPS,
         "warm_up": WARM_UP,
+        "settings": {setting.name: setting.facts() for setting in SETTINGS},
+        "links": {"burst": BURST, "latency": LATENCY, "threads_a_host": 1},
         "units": "ms of the median host, mean of rounds; bytes a step sent by one host",
         "cells": found,
         "ratios": [_ratio(place, *names, cells) for place in _places(found) for names in RATIOS],
@@ -219,7 +238,7 @@ def _error(cells: list[dict], case: str) -> dict[str, float]:
 
 def _steps_table(figures: dict) -> str:
     """Each place's steps, and their ratios with the range of the rounds."""
-    heads = ["setting", "hosts", "link", *(f"{case}, ms" for case in CASES)]
+    heads = ["setting", "hosts", "link", "features / weights", *(f"{case}, ms" for case in CASES)]
     heads += [f"{case} / {peer} (rounds), foretold" for case, peer in RATIOS]
     steps = {(_place(cell), cell["case"]): cell["ms"]["total"] for cell in figures["cells"]}
     ratios = {(_place(ratio), ratio["case"], ratio["peer"]): ratio for ratio in figures["ratios"]}
@@ -227,7 +246,11 @@ def _steps_table(figures: dict) -> str:
     for place in _places(figures["cells"]):
         setting, hosts, megabits = place
         row = [setting, str(hosts), rate_name(megabits) if hosts > 1 else "–"]
-        row += [f"{steps[place, case]:.0f}" for case in CASES]
+        weighed = ratios[place, *RATIOS[0]]["openclip_features_over_weights"]
+        row += [
+            "–" if weighed is None else f"{weighed:.2f}",
+            *(f"{steps[place, case]:.0f}" for case in CASES),
+        ]
         for found in (ratios[place, *names] for names in RATIOS):
             spread = f"{found['mean']:.2f} ({min(found['of_rounds']):.2f}–{max(found['of_rounds']):.2f})"
             row.append(spread + (f", {found['foretold']:.2f}" if found["foretold"] else ""))

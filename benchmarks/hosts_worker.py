@@ -1,6 +1,8 @@
 """What one host of the test bed runs: the trainer's steps of each case under the profiler, case after case.
 
-torchrun … -m benchmarks.hosts_worker OUT STEPS WARM_UP --config=emoji …    # benchmarks/hosts.py calls it so
+torchrun … -m benchmarks.hosts_worker OUT STEPS WARM_UP FIRST --config=emoji …    # as hosts.py calls it
+
+FIRST is the number of the case to begin with: who comes first has a cold machine.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Case(NamedTuple):
         return resolve(parse([*options, f"--algorithm={self.algorithm}", *self.options]))
 
 
+PATIENCE = 120  # seconds that a host waits for the others
 CASES = {
     "openclip": Case("openclip"),
     "openclip at once": Case("openclip", at_once=True),
@@ -47,11 +50,13 @@ CASES = {
 
 
 def main() -> None:
-    folder, steps, warm_up, *options = sys.argv[1:]
-    out, profiles = Path(folder), []
-    with joined() as world:
+    folder, steps, warm_up, first, *options = sys.argv[1:]
+    out, profiles, names = Path(folder), [], list(CASES)
+    start = int(first) % len(names)
+    with joined(timeout=PATIENCE) as world:
         quiet_others(world)
-        for name, case in CASES.items():
+        for name in names[start:] + names[:start]:
+            case = CASES[name]
             config, trace = case.config(options), out / f"trace-{world.rank}.json.gz"
             with gradients_at_once() if case.at_once else nullcontext():
                 worker = profile_steps(config, world, trace, steps=int(steps), warmup=int(warm_up))

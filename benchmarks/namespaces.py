@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,8 @@ PORT = 29500  # where nodes meet, on the first host; every namespace has all por
 class Hosts:
     """Up to 250 hosts that reach each other over one bridge; processes on them end with it.
 
+    Inside, SIGTERM ends this process as Ctrl-C does, so that nothing of them stays behind.
+
     Args:
         megabits: each link's rate in Mbit/s, both ways; None leaves it as fast as the machine is.
     """
@@ -47,6 +50,7 @@ class Hosts:
     def __enter__(self) -> Hosts:
         check_machine()
         self._lock.acquire()
+        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             remove_hosts()
             _ip("link", "add", PREFIX, "type", "bridge")
@@ -61,13 +65,16 @@ class Hosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
-        self._remove()
+        try:
+            self.stop()
+        finally:
+            self._remove()
 
     def start(self, host: int, command: list[str], **options) -> subprocess.Popen:
-        """A process on a host, in a group of its own."""
-        inside = ["ip", "netns", "exec", self.names[host], *command]
-        process = subprocess.Popen(inside, process_group=0, **options)
+        """A process on a host, in a group of its own; it ends with this one, however that ends."""
+        leash = [sys.executable, "-m", "fastclip.study.leash", str(os.getpid())]
+        inside = [shutil.which("ip"), "netns", "exec", self.names[host], *command]
+        process = subprocess.Popen([*leash, *inside], process_group=0, **options)
         self._processes.append(process)
         return process
 
@@ -89,8 +96,25 @@ class Hosts:
                 started.append(self.start(host, command, stdout=log, stderr=log, env=environment))
         return started
 
+    def wait(self, nodes: list[subprocess.Popen], folder: Path, seconds: float) -> None:
+        """Until all nodes of `torchrun` have ended well; RuntimeError with what one said that did not."""
+        deadline = time.monotonic() + seconds
+        while codes := [node.poll() for node in nodes]:
+            failed = next((host for host, code in enumerate(codes) if code), None)
+            if failed is not None or time.monotonic() > deadline:
+                host, why = (
+                    (failed, "failed") if failed is not None else (0, f"still runs after {seconds:.0f} s")
+                )
+                said = (folder / f"host{host}.log").read_text(errors="replace")[-3000:]
+                raise RuntimeError(f"Host {host} {why}. It said:\n{said}")
+            if None not in codes:
+                return
+            time.sleep(0.1)
+
     def stop(self) -> None:
-        """Kill what still runs on the hosts."""
+        """Kill what still runs on the hosts: torchrun's workers are in groups of their own."""
+        for name in self.names:
+            _kill_all(name)
         for process in self._processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -109,6 +133,7 @@ class Hosts:
         try:
             remove_hosts()
         finally:
+            signal.signal(signal.SIGTERM, self._before)
             self._lock.release()
 
     def _add(self, number: int) -> None:
@@ -137,10 +162,7 @@ def remove_hosts() -> None:
     """All that is left of any hosts, and what runs on them."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     for name in (line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")):
-        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
-        for pid in inside.split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        _kill_all(name)
         _ip("netns", "delete", name)
     links = subprocess.run(["ip", "-json", "link", "show"], capture_output=True, text=True, check=True).stdout
     for name in (link["ifname"] for link in json.loads(links)):
@@ -149,6 +171,15 @@ def remove_hosts() -> None:
         ):  # a link may outlive its namespace while a packet is under way
             with suppress(RuntimeError):  # it went by itself meanwhile
                 _ip("link", "delete", name)
+
+
+def _kill_all(namespace: str) -> None:
+    """Every process in it, and those that it starts meanwhile."""
+    while pids := subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout:
+        for pid in pids.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def _outside(host: int) -> str:

@@ -6,6 +6,7 @@ All in one file, whose tests run one after another: there is one such network on
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -96,6 +97,49 @@ def test_an_error_and_an_earlier_kill_leave_nothing_behind():
     assert not left_behind()
 
 
+LASTING = """
+from benchmarks.namespaces import Hosts
+with Hosts(1) as hosts:
+    hosts.start(0, ["sh", "-c", "echo runs; exec sleep 100"]).wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_runs_on_a_host_ends_with_who_started_it(number):
+    parent = subprocess.Popen([sys.executable, "-c", LASTING], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert parent.stdout.readline() == b"runs\n"
+    inside = subprocess.run(["ip", "netns", "pids", f"{PREFIX}-0"], capture_output=True, text=True).stdout
+    parent.send_signal(number)
+    parent.communicate(timeout=30)
+    assert inside.split()
+    deadline = time.monotonic() + 30
+    while any(is_running(int(pid)) for pid in inside.split()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert time.monotonic() < deadline
+    assert left_behind() == (number == signal.SIGKILL)
+    with Hosts(0):  # removes what a killed one left
+        pass
+    assert not left_behind()
+
+
+def is_running(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_host_that_fails_is_told_with_its_words(tmp_path):
+    (tmp_path / "host0.log").write_text("waits for the other")
+    (tmp_path / "host1.log").write_text("out of luck")
+    with Hosts(2) as hosts:
+        nodes = [hosts.start(0, ["sleep", "100"]), hosts.start(1, ["false"])]
+        with pytest.raises(RuntimeError, match=r"Host 1 failed. It said:\nout of luck"):
+            hosts.wait(nodes, tmp_path, 30)
+        with pytest.raises(RuntimeError, match=r"Host 0 still runs after 0 s. It said:\nwaits"):
+            hosts.wait(nodes[:1], tmp_path, 0)
+
+
 @pytest.fixture(scope="module")
 def profiles(tmp_path_factory):
     """Of two hosts with the real trainer's steps, by the rate of their links."""
@@ -106,8 +150,7 @@ def profiles(tmp_path_factory):
             out = tmp_path_factory.mktemp("profile")
             words = ["profile", *lab.options(out, "openclip,fastclip-v3"), "--steps=4", "--warmup=1"]
             with Hosts(2, rate) as hosts:
-                codes = [node.wait(60) for node in hosts.torchrun(["-m", "fastclip", *words], out)]
-            assert codes == [0, 0], (out / "host0.log").read_text()
+                hosts.wait(hosts.torchrun(["-m", "fastclip", *words], out), out, 60)
             saved = json.loads((out / "profile.json").read_text())["profiles"]
             found[rate] = {one["algorithm"]: AlgorithmProfile.from_dict(one) for one in saved}
     return found

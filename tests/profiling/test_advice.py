@@ -1,8 +1,11 @@
 """What a plan means."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from tests.profiling.plans import as_json, write_recipe
+from tests.profiling.plans import MODEL, as_json, write_recipe
 
 
 @pytest.fixture
@@ -18,10 +21,19 @@ def test_a_small_batch_does_not_need_our_exchange_and_a_large_one_does(recipe, c
 
 
 def test_long_computation_hides_all_that_can_hide_and_short_does_not(recipe, capsys):
-    words = [*recipe, "--network=10gbe", "--nodes=2,8", "--batch-per-gpu=8"]
+    with_many_words = MODEL | {"text_cfg": MODEL["text_cfg"] | {"vocab_size": 100_000}}
+    Path("larger-plan.json").write_text(json.dumps(with_many_words))  # 6.5 MB: two of DDP's buckets
+    words = [*recipe, "--network=10gbe", "--nodes=2,8", "--batch-per-gpu=8", "--model.name=larger-plan.json"]
     long, short = (as_json([*words, f"--compute-ms={ms}"], capsys)["sentences"] for ms in (5000, 0.01))
     assert any("long enough at every size" in sentence for sentence in long)
     assert any("From 2 nodes on the backward pass is too short" in sentence for sentence in short)
+
+
+def test_one_bucket_of_gradients_hides_behind_nothing(recipe, capsys):
+    words = [*recipe, "--network=10gbe", "--nodes=2,8", "--batch-per-gpu=8", "--compute-ms=5000"]
+    told = as_json(words, capsys)["sentences"]
+    assert any("one of DDP's buckets" in sentence for sentence in told)
+    assert not any("long enough" in sentence for sentence in told)
 
 
 def test_a_worker_alone_has_nothing_to_exchange(recipe, capsys):

@@ -70,11 +70,8 @@ def test_the_papers_recipes_have_their_one_node_rows():
     assert from_paper("cc3m-medium", "RN50", "ib", "fastclip-v1")[:2] == (771.80, 69.06)  # as v3's
 
 
-def test_a_network_without_a_table_takes_the_first_one():
-    assert from_paper("cc12m-large", "ViT-B-32", "10gbe", "openclip").computation == 960.14
-    assert from_paper("laion-xlarge", "ViT-B-16", "ib", "openclip").computation == 418.29
-
-
 def test_what_the_paper_did_not_time_has_no_row():
     assert from_paper("emoji", "vit-emoji", "ib", "openclip") is None
     assert from_paper("cc3m-medium", "ViT-B-32", "ib", "openclip") is None
+    assert from_paper("cc12m-large", "ViT-B-32", "10gbe", "openclip") is None  # whose GPUs would they be?
+    assert from_paper("laion-xlarge", "ViT-B-16", "ib", "openclip") is None

@@ -110,3 +110,11 @@ def test_every_worker_keeps_its_batch_and_each_size_its_folder(tmp_path, monkeyp
     assert found[1] == json.loads((tmp_path / "workers-2" / "profile.json").read_text())
     assert {(one["verb"], one["steps"]) for one in found} == {("profile", "2")}
     assert not old.exists()
+
+
+def test_the_largest_size_comes_first_for_it_is_the_one_that_may_fail(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(sizes, "run_workers", lambda command, size, *rest: started.append(size) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        profile_sizes([], [1, 2, 4], 16, tmp_path, traces=1)
+    assert started == [4]

@@ -36,7 +36,8 @@ def _time(plan: Plan) -> Iterator[str]:
     if not job.computation:
         yield (
             "How long a step takes cannot be said: give --compute-ms, what a step takes one GPU alone, or "
-            "--profile, what `fastclip profile` wrote."
+            "--profile, what `fastclip profile` wrote. The paper's own times are those of its recipes on its "
+            "clusters; elsewhere there are other GPUs."
         )
         return
     row = _ours(plan)
@@ -62,6 +63,12 @@ def _time(plan: Plan) -> Iterator[str]:
 
 def _window(plan: Plan, algorithm: str) -> str:
     """From how many nodes on the backward pass is too short."""
+    buckets = plan.row(algorithm, plan.job.nodes[0]).traffic.buckets
+    if buckets == 1:
+        return (
+            "All gradients of the weights fit into one of DDP's buckets, which leaves when the backward pass "
+            "is over: nothing hides."
+        )
     hiding, short = fitted().hiding, []
     for nodes in plan.job.nodes:
         time = plan.row(algorithm, nodes).time
@@ -75,8 +82,8 @@ def _window(plan: Plan, algorithm: str) -> str:
             "what more nodes add is waited for."
         )
     return (
-        f"The backward pass is long enough at every size: {100 * hiding.of_weights:.0f} % of the weights' "
-        "gradients hide behind it."
+        f"The backward pass is long enough at every size: {100 * hiding.of_weights * (1 - 1 / buckets):.0f} "
+        "% of the weights' gradients hide behind it."
     )
 
 
@@ -137,9 +144,9 @@ def _saving(plan: Plan, row: Row) -> tuple[float, float]:
 
 def _memory(plan: Plan) -> Iterator[str]:
     yield (
-        "Memory is counted on the model itself, for a GPU. Activations are an estimate; under autocast they "
-        "lie between what half precision and what float32 would keep. Not counted: CUDA's context, NCCL's "
-        "buffers, what allocators waste."
+        "Memory is counted on the model itself, for a GPU. Activations are an estimate: from fused "
+        "attention, under autocast all in half precision, to attention that keeps its matrix, all in float32. "
+        "Not counted: CUDA's context, NCCL's buffers, what allocators waste."
     )
     if plan.rows[0].memory.activations is None:
         yield "With gradient checkpointing the activations are not known: far less than without."

@@ -36,8 +36,8 @@ class WorkerProfile:
     steps: list[StepTimes]
     sent: dict[str, float]
     """Bytes a step by kind of collective."""
-    peak_memory: int
-    """Bytes, of what `memory` says."""
+    peak_memory: int | None
+    """Bytes, of what `memory` says; None where the system does not tell."""
     memory: str
 
     def mean(self, part: str) -> float:
@@ -181,7 +181,7 @@ def _categories(profiles: list[AlgorithmProfile]) -> Iterator[tuple[str, Cell]]:
         yield name, lambda profile, column: _ratio(speed_up(profile, profiles)) if column.whole else ""
     for kind in sorted({kind for profile in profiles for worker in profile.workers for kind in worker.sent}):
         yield f"KiB sent, {kind}", _sent(kind)
-    yield "peak memory, MiB", lambda profile, column: f"{column.pick(profile).peak_memory / 2**20:,.0f}"
+    yield "peak memory, MiB", _peak
 
 
 def _time(part: str) -> Cell:
@@ -190,6 +190,11 @@ def _time(part: str) -> Cell:
         return f"{worker.mean(part):.2f} ({worker.spread(part):.2f})"
 
     return mean_and_spread
+
+
+def _peak(profile: AlgorithmProfile, column: Column) -> str:
+    peak = column.pick(profile).peak_memory
+    return "?" if peak is None else f"{peak / 2**20:,.0f}"
 
 
 def _sent(kind: str) -> Cell:

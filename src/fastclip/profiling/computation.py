@@ -60,15 +60,18 @@ def from_profile(path: Path, algorithm: str) -> Computation:
 
 
 def from_paper(recipe: str, model: str, network: str, algorithm: str) -> Computation | None:
-    """The paper's row of one node, on this network's cluster or else the first one that has such a table.
+    """The paper's row of one node on this network's cluster, whose GPUs it also is about.
 
-    None for what the paper did not time: another recipe, or another model in its place.
+    None for what the paper did not time: another recipe, another model in its place, another network.
     """
     setting = SETTINGS.get(recipe)
     if setting is None or setting.model != model:
         return None
     like = "openclip" if find_algorithm(algorithm).peer else "fastclip-v3"
-    rows = [t for t in paper_times() if (t.recipe, t.nodes, t.algorithm) == (recipe, 1, like)]
-    row = next((t for t in rows if t.network == network), rows[0])
+    wanted = (recipe, network, 1, like)
+    rows = (t for t in paper_times() if (t.recipe, t.network, t.nodes, t.algorithm) == wanted)
+    row = next(rows, None)
+    if row is None:
+        return None
     source = f"the paper's Table {row.table}, one node of {row.network}, {setting.local_batch} pairs a GPU"
     return Computation(row.computation, row.others, setting.local_batch, source)

@@ -42,6 +42,7 @@ def fit(times: Sequence[Timing]) -> Fit:
     names = sorted({t.network for t in several})
     sent = [timed_traffic(t) for t in several]
     weights, exchange = (np.array([getattr(s, kind) / 1e6 for s in sent]) for kind in ("weights", "exchange"))
+    but_the_last = np.array([1 - 1 / s.buckets for s in sent])
     which = np.array([names.index(t.network) for t in several])
     doublings = np.log2([t.nodes for t in several]) - 1
     total, computation, communication, pure = (
@@ -53,7 +54,8 @@ def fit(times: Sequence[Timing]) -> Fit:
         paces, growths, (of_computation, of_weights) = x[: len(names)], x[len(names) : -2], x[-2:]
         ms_per_megabyte = paces[which] + growths[which] * doublings
         found = (weights + exchange) * ms_per_megabyte
-        hidden = np.minimum(of_computation * computation, of_weights * weights * ms_per_megabyte)
+        bucketed = weights * but_the_last * ms_per_megabyte
+        hidden = np.minimum(of_computation * computation, of_weights * bucketed)
         return np.concatenate([(found - communication) / total, (found - hidden - pure) / total])
 
     rough = np.array([median((communication / (weights + exchange))[which == i]) for i in range(len(names))])

@@ -80,6 +80,8 @@ class ModelSize(NamedTuple):
     trained: int
     """Bytes of the parameters that have gradients."""
     trained_tensors: int
+    embeddings: int
+    """Bytes of the tables of tokens, which autocast does not copy."""
     features: int
     image_size: int
     context_length: int
@@ -113,17 +115,24 @@ def model_size(towers: TwoTowers) -> ModelSize:
         buffers=_bytes(towers.buffers()),
         trained=_bytes(trained),
         trained_tensors=len(trained),
+        embeddings=_bytes(m.weight for m in towers.modules() if isinstance(m, nn.Embedding)),
         features=towers.model_cfg["embed_dim"],
         image_size=towers.image_size,
         context_length=towers.context_length,
     )
 
 
-def activation_bytes(towers: TwoTowers) -> int:
+def activation_bytes(towers: TwoTowers) -> Range:
     """What the towers keep of one pair for the backward pass, in the precision of their weights.
 
-    Attention is counted with its matrix of weights, which a GPU's fused kernels do not keep.
+    Its ends are attention without its matrix of weights, as a GPU's fused kernels keep it, and with it.
     """
+    with _fused_attention():
+        low = _kept_of_a_pair(towers)
+    return Range(low, _kept_of_a_pair(towers))
+
+
+def _kept_of_a_pair(towers: TwoTowers) -> int:
     kept: dict[int, Tensor] = {}
     own = {p.untyped_storage()._cdata for p in towers.parameters()}
 
@@ -139,6 +148,31 @@ def activation_bytes(towers: TwoTowers) -> int:
     return sum(t.untyped_storage().nbytes() for address, t in kept.items() if address not in own) // pairs
 
 
+class _Fused(torch.autograd.Function):
+    """Keeps what a fused kernel keeps: its inputs and its output. There is nothing to compute on meta."""
+
+    @staticmethod
+    def forward(ctx, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, out)
+        return out
+
+
+@contextmanager
+def _fused_attention() -> Iterator[None]:
+    """Attention on meta is the unfused one: there is no kernel to choose."""
+    unfused = nn.functional.scaled_dot_product_attention
+
+    def fused(query: Tensor, key: Tensor, value: Tensor, *options: Any, **more: Any) -> Tensor:
+        return _Fused.apply(query, key, value)
+
+    nn.functional.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        nn.functional.scaled_dot_product_attention = unfused
+
+
 def memory(
     config: TrainConfig,
     size: ModelSize,
@@ -146,7 +180,7 @@ def memory(
     workers: int,
     local_batch: int,
     pairs: int | None,
-    activations: int | None,
+    activations: Range | None,
 ) -> Memory:
     """What one worker needs; the first, which has the largest part of the samples' state.
 
@@ -249,14 +283,14 @@ def _loss_bytes(config: TrainConfig, K: int, b: int, d: int) -> int:
     return tile_bytes(similarities(Features(local, local, everyone, everyone, 0), budget))
 
 
-def _activations(config: TrainConfig, size: ModelSize, b: int, a_pair: int | None) -> Range | None:
+def _activations(config: TrainConfig, size: ModelSize, b: int, a_pair: Range | None) -> Range | None:
     if a_pair is None or config.model.gradient_checkpointing:
         return None
-    whole = min(b, config.batch.micro or b) * a_pair
+    low, high = (min(b, config.batch.micro or b) * count for count in a_pair)
     if config.precision not in ("bfloat16", "float16"):
-        return Range(whole, whole)
-    copies = size.weights // 2
-    return Range(whole // 2 + copies, whole + copies)  # norms and the like stay in float32
+        return Range(low, high)
+    copies = (size.weights - size.embeddings) // 2
+    return Range(low // 2 + copies, high + copies)  # norms and the like stay in float32
 
 
 def _dtype(config: TrainConfig) -> torch.dtype:

@@ -1,15 +1,16 @@
 """From bytes to milliseconds: the simplest model of a step that fits the paper's tables.
 
-    communication = (bytes that a worker sends) × pace(nodes) + latency × hops
+    communication = (bytes that a worker sends) × pace(nodes)
     pace(nodes)   = pace of two nodes + growth × (doublings of the nodes beyond two)
-    hidden        = the smaller of  φ × computation  and  ψ × communication of the weights' gradients
+    hidden        = the smaller of  φ × computation  and  ψ × (1 − 1/buckets) × that of the weights' gradients
     step          = computation + others + communication − hidden
 
 Every doubling of the nodes makes a megabyte slower by about as much. A latency of each collective in its
 place fits the tables less well. What a step hides ends at φ, about two thirds of the computation: the
-backward pass, in which the weights' gradients travel; and at ψ of them, since the last ones have nothing
-left to hide behind. Features and scalars are not hidden: the loss waits for them. (fastclip's own step
-starts some of them while the towers run. The tables know nothing of that, nor does this.)
+backward pass, in which the weights' gradients travel; and at ψ of them, without the last of the buckets in
+which DDP sends them: it leaves when the backward pass is over. Features and scalars are not hidden: the loss
+waits for them. (fastclip's own step starts some of them while the towers run. The tables know nothing of
+that, nor does this.)
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ class Network:
     """What each doubling of the nodes adds."""
     inside: float
     """Between the workers of one node."""
-    latency: float = 0.0
-    """ms of each hop; in the paper's tables it cannot be told from the pace, and is part of that."""
 
     def ms_per_megabyte(self, nodes: int, beyond: Beyond = "as before") -> float:
         if nodes == 1:
@@ -50,19 +49,12 @@ class Network:
         return 8e9 / self.pace
 
 
-def link(bits_per_second: float, latency: float = 0.0, name: str = "link") -> Network:
-    """A network of known rate, each worker at its own end of it, such as that of a test bed.
-
-    Args:
-        latency: ms that a message is on its way.
-    """
-    if not bits_per_second > 0 or not latency >= 0:
-        raise ValueError(
-            f"bits_per_second={bits_per_second} must be positive and latency={latency} not negative; "
-            "try link(1e9, 0.1)."
-        )
+def link(bits_per_second: float, name: str = "link") -> Network:
+    """A network of known rate, each worker at its own end of it, such as that of a test bed."""
+    if not bits_per_second > 0:
+        raise ValueError(f"bits_per_second={bits_per_second} must be positive; try link(1e9).")
     pace = 8e9 / bits_per_second
-    return Network(name, pace, 0.0, pace, latency)
+    return Network(name, pace, 0.0, pace)
 
 
 class Hiding(NamedTuple):
@@ -71,10 +63,11 @@ class Hiding(NamedTuple):
     of_computation: float
     """φ: the share of the computation behind which anything can hide."""
     of_weights: float
-    """ψ: the share of the weights' communication that can hide."""
+    """ψ: the share that can hide of all of the weights' communication but the last bucket."""
 
-    def hidden(self, computation: float, weights: float) -> float:
-        return min(self.of_computation * computation, self.of_weights * weights)
+    def hidden(self, computation: float, weights: float, buckets: int) -> float:
+        """ms, of so many that the weights take."""
+        return min(self.of_computation * computation, self.of_weights * (1 - 1 / buckets) * weights)
 
 
 class StepTime(NamedTuple):
@@ -110,7 +103,7 @@ def predict_step(
     """The time of a step.
 
         sent = step_traffic("fastclip-v3", workers=4, local_batch=32, features=64, trained_bytes=13_000_000)
-        predict_step(sent, 4, link(1e9, latency=0.1), fitted().hiding, computation=80.0).total
+        predict_step(sent, 4, link(1e9), fitted().hiding, computation=80.0).total
 
     Args:
         traffic: what each worker sends.
@@ -119,9 +112,9 @@ def predict_step(
         others: ms a step in which it neither computes nor communicates.
     """
     pace = network.ms_per_megabyte(nodes, beyond)
-    weights = traffic.weights / 1e6 * pace + traffic.weight_hops * network.latency
-    exchange = traffic.exchange / 1e6 * pace + traffic.exchange_hops * network.latency
-    return StepTime(computation, others, weights + exchange, hiding.hidden(computation, weights))
+    weights, exchange = traffic.weights / 1e6 * pace, traffic.exchange / 1e6 * pace
+    hidden = hiding.hidden(computation, weights, traffic.buckets)
+    return StepTime(computation, others, weights + exchange, hidden)
 
 
 def _doublings(nodes: int, beyond: Beyond) -> float:

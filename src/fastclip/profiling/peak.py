@@ -18,14 +18,16 @@ class PeakMemory:
     """Measures from where it is made on; what was there before does not count."""
 
     def __init__(self, device: torch.device):
-        self.device = device
+        self.device, self._known = device, True
         gc.collect()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
             _give_back_freed()
-            with suppress(OSError):
+            try:
                 _FORGET.write_text("5")  # the highest so far is what it is now
+            except OSError:
+                self._known = False  # an earlier model may have needed more
         self._before = self._highest()
 
     @property
@@ -37,9 +39,9 @@ class PeakMemory:
             "growth of the process's resident memory (peak RSS, without files it maps; good to some 20 MiB)"
         )
 
-    def bytes(self) -> int:
-        """The most that was in use since the start, beyond what was in use then."""
-        return self._highest() - self._before
+    def bytes(self) -> int | None:
+        """The most that was in use since the start, beyond what was in use then; None if nobody knows."""
+        return self._highest() - self._before if self._known else None
 
     def _highest(self) -> int:
         return (

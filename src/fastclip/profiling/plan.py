@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from fastclip.profiling.fitting import fitted, model_errors
 from fastclip.profiling.job import Job
-from fastclip.profiling.memory import Memory, ModelSize, activation_bytes, memory, model_size, towers_on_meta
+from fastclip.profiling.memory import (
+    Memory,
+    ModelSize,
+    Range,
+    activation_bytes,
+    memory,
+    model_size,
+    towers_on_meta,
+)
 from fastclip.profiling.prediction import Bounds, Prediction, bounds, predict
 from fastclip.profiling.traffic import Traffic, step_traffic
 from fastclip.progress import progress
@@ -73,7 +81,7 @@ def make_plan(job: Job) -> Plan:
 
 
 def _row(
-    job: Job, config: TrainConfig, size: ModelSize, activations: int | None, network: Bounds, nodes: int
+    job: Job, config: TrainConfig, size: ModelSize, activations: Range | None, network: Bounds, nodes: int
 ) -> Row:
     workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
     return Row(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fastclip.profiling.computation import Computation
+    from fastclip.profiling.configs import Configs
     from fastclip.profiling.job import Job
     from fastclip.profiling.memory import Range
     from fastclip.profiling.plan import Plan, Row
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = f"""\
 Foretell memory, bytes and time of a training step, before machines are rented. Nothing is trained.
 
-  fastclip plan --config cc12m-large --network 25gbe --nodes 1,2,4,8,16 --batch-per-gpu 256
+  fastclip plan --config cc12m-large --network 25gbe --nodes 1,2,4,8,16 --batch-per-gpu 256 --compute-ms 300
   fastclip plan --config cc3m-medium --network ib --batch-per-gpu 128      the paper's own cluster
   fastclip plan --config laion-xlarge --network 100gbe --gpus-per-node 8 --compute-ms 410
   fastclip plan --config mine.yaml --network 10gbe --profile profiles/mine --loss.wire_dtype float16
@@ -36,8 +37,8 @@ It prints its own error there, and a range where the tables cannot tell.
 batch.size is the global batch, as in `fastclip train`: more nodes make the local batch smaller. The paper
 keeps the batch of each GPU; so does --batch-per-gpu. How long a step computes is yours to say: --compute-ms
 is what it takes one GPU alone at the local batch of the first of --nodes; --profile reads what
-`fastclip profile` measured, and tells computation from what nothing can hide behind. For the recipes
-cc3m-medium, cc12m-large and laion-xlarge it is the paper's, if left out."""
+`fastclip profile` measured, and tells computation from what nothing can hide behind. If both are left out it
+is the paper's, for its recipes (cc3m-medium, cc12m-large, laion-xlarge) on the clusters that timed them."""
 
 
 def plan(words: list[str]) -> None:
@@ -45,12 +46,12 @@ def plan(words: list[str]) -> None:
     given, rest = _parser().parse_known_args(words)
     nodes = _checked(given)
     configs = _configs(given, rest)  # before torch is imported: a mistake is told at once
-    job = _job(given, configs, nodes)
+    job = _job(given, configs.resolved, nodes)
     from fastclip.profiling.advice import sentences
     from fastclip.profiling.plan import make_plan
 
     made = make_plan(job)
-    told = sentences(made)
+    told = [*configs.left_out, *sentences(made)]
     if given.json:
         print(json.dumps(as_dict(made, told), indent=2))
         return
@@ -115,21 +116,14 @@ def _checked(given: Namespace) -> list[int]:
     return list(dict.fromkeys(map(int, numbers)))
 
 
-def _configs(given: Namespace, rest: list[str]) -> list[TrainConfig]:
-    """A resolved config for each algorithm. Options of our losses say nothing to open_clip's own."""
-    from fastclip.objective.algorithms import find_algorithm
-    from fastclip.training.config import LossOptions
+def _configs(given: Namespace, rest: list[str]) -> Configs:
+    """A resolved config for each algorithm."""
+    from fastclip.profiling.configs import configs_for
     from fastclip.training.recipes import parse
-    from fastclip.training.resolve import resolve
 
     config = parse([*(f"--config={name}" for name in given.config), *rest], prog="fastclip plan")
     names = given.algorithm.split(",") if given.algorithm else ["openclip", config.algorithm]
-    return [
-        resolve(
-            replace(config, algorithm=name, loss=LossOptions() if find_algorithm(name).peer else config.loss)
-        )
-        for name in dict.fromkeys(names)
-    ]
+    return configs_for(names, config)
 
 
 def _job(given: Namespace, configs: list[TrainConfig], nodes: list[int]) -> Job:

@@ -47,10 +47,12 @@ starts has OMP_NUM_THREADS threads, one if that is not set."""
 def profile(words: list[str]) -> None:
     """Read the options, run the steps of each algorithm, print the table."""
     given, rest = _parser().parse_known_args(words)
+    from fastclip.profiling.configs import configs_for
+    from fastclip.training.recipes import parse
+
     rest = [*(f"--config={name}" for name in given.config), *rest]
-    algorithms = list(dict.fromkeys(given.algorithm.split(",")))
     # before torch is imported: a mistake is told at once
-    configs = [_config(rest, name) for name in algorithms]
+    configs, left_out = configs_for(given.algorithm.split(","), parse(rest, prog="fastclip profile"))
     _check_positive("--steps", given.steps, 20)
     _check_positive("--warmup", given.warmup, 5)
     recipe = Path(given.config[-1]).stem if given.config else "train"
@@ -62,7 +64,8 @@ def profile(words: list[str]) -> None:
     else:
         found = _profile_sizes(rest, configs, _sizes(given.sizes), out, given)
     if found is not None:
-        _keep_and_show(found | {"command": shlex.join(["fastclip", "profile", *words])}, out, given.json)
+        found |= {"command": shlex.join(["fastclip", "profile", *words]), "left_out": left_out}
+        _keep_and_show(found, out, given.json)
 
 
 def _profile_here(configs: list[TrainConfig], out: Path, given: Namespace) -> dict | None:
@@ -150,6 +153,7 @@ def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
     cores, threads = found["machine"]["cores"], found["machine"]["threads"]
     if not found["machine"]["gpu"] and max(sizes(profiles)) * threads > cores:
         lines.append(f"! {max(sizes(profiles))} workers of {threads} threads share {cores} cores.")
+    lines += [f"! {sentence}" for sentence in found["left_out"]]
     print("\n".join(["", *lines, f"Figures, a picture and traces for ui.perfetto.dev: {out}"]))
 
 
@@ -166,13 +170,6 @@ def _parser() -> ArgumentParser:
     add("--out", metavar="FOLDER", help="where all is kept (default: profiles/RECIPE)")
     add("--json", action="store_true", help="print profile.json instead of the table")
     return parser
-
-
-def _config(words: list[str], algorithm: str) -> TrainConfig:
-    from fastclip.training.recipes import parse
-    from fastclip.training.resolve import resolve
-
-    return resolve(parse([*words, f"--algorithm={algorithm}"], prog="fastclip profile"))
 
 
 def _check_positive(name: str, value: int, example: int) -> None:

@@ -28,14 +28,16 @@ _LAST_LINES = 4  # of what a failed worker said
 def profile_sizes(words: list[str], sizes: list[int], local_batch: int, out: Path, traces: int) -> list[dict]:
     """The profile.json of each size, in OUT/workers-K with its traces and what its workers printed.
 
+    The largest comes first: what fails, such as a run that is too short for it, fails there.
+
     Args:
         words: options of `fastclip profile` for all sizes.
         local_batch: pairs a step on each worker.
         traces: how many each worker writes, for the display.
     """
-    profiles = []
+    profiles = {}
     with progress("profiling", "algorithms and sizes") as update:
-        for number, size in enumerate(sizes):
+        for number, size in enumerate(sorted(sizes, reverse=True)):
             folder = _emptied(out / f"workers-{size}")
 
             def look(before: int = number * traces, folder: Path = folder) -> None:
@@ -43,8 +45,8 @@ def profile_sizes(words: list[str], sizes: list[int], local_batch: int, out: Pat
 
             own = [f"--batch.size={size * local_batch}", f"--out={folder}"]
             run_workers([*PROGRAM, "profile", *words, *own], size, folder, look)
-            profiles.append(json.loads((folder / "profile.json").read_text(encoding="utf-8")))
-    return profiles
+            profiles[size] = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+    return [profiles[size] for size in sizes]
 
 
 def run_workers(command: list[str], size: int, folder: Path, look: Callable[[], None]) -> None:

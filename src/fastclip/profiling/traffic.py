@@ -17,7 +17,7 @@ _ID_BYTES = 8
 
 
 class Traffic(NamedTuple):
-    """Bytes that one worker sends in a step; `hops` are messages that wait for each other."""
+    """Bytes that one worker sends in a step."""
 
     features: float
     """Features of its images and texts."""
@@ -27,8 +27,8 @@ class Traffic(NamedTuple):
     """Ids, rows of the sample state, and a few numbers a pair."""
     weights: float
     """Gradients of the weights."""
-    exchange_hops: int
-    weight_hops: int
+    buckets: int
+    """In how many pieces the gradients of the weights go."""
 
     @property
     def exchange(self) -> float:
@@ -64,27 +64,26 @@ def step_traffic(
     side = (
         local_batch * features * (value_bytes if row.peer else wire_bytes or value_bytes)
     )  # b×d of one tower
-    weights, weight_hops = all_reduce(K, trained_bytes), 2 * (K - 1) * buckets(trained_bytes)
+    weights, pieces = all_reduce(K, trained_bytes), buckets(trained_bytes)
     if row.name == "siglip":  # texts walk past all workers from both sides, and their gradients walk back
         walk = (K - 1) * side
-        return Traffic(walk, walk, 0.0, weights, 2 * ceil((K - 1) / 2), weight_hops)
+        return Traffic(walk, walk, 0.0, weights, pieces)
     gathered = 2 * all_gather(K, side)
     if row.peer:
-        return Traffic(gathered, gathered, 0.0, weights, 4 * (K - 1), weight_hops)
-    scalars, rounds = _scalars(row, K, local_batch, value_bytes)
-    return Traffic(gathered, 0.0, scalars, weights, (2 + rounds) * (K - 1), weight_hops)
+        return Traffic(gathered, gathered, 0.0, weights, pieces)
+    return Traffic(gathered, 0.0, _scalars(row, K, local_batch, value_bytes), weights, pieces)
 
 
-def _scalars(row: Algorithm, K: int, b: int, value_bytes: int) -> tuple[float, int]:
-    """Bytes of all that is neither features nor weights, and how often it goes around."""
+def _scalars(row: Algorithm, K: int, b: int, value_bytes: int) -> float:
+    """Bytes of all that is neither features nor weights."""
     individual = row.temperature == "individual"
     # λ and log u of both sides (and the gradients of individual τ); two totals a worker
     shared = all_gather(K, ((6 if individual else 4) * b + 2) * value_bytes)
     if not row.fcco:
-        return shared, 1
+        return shared
     ids = all_gather(K, b * _ID_BYTES)
     state = all_reduce(K, K * b * (4 if individual else 2) * value_bytes)  # log u (and τ) of both sides
-    return ids + state + shared, 4
+    return ids + state + shared
 
 
 def all_gather(workers: int, own_bytes: float) -> float:
