@@ -145,8 +145,8 @@ def _saving(plan: Plan, row: Row) -> tuple[float, float]:
 def _memory(plan: Plan) -> Iterator[str]:
     yield (
         "Memory is counted on the model itself, for a GPU. Activations are an estimate: from fused "
-        "attention, under autocast all in half precision, to attention that keeps its matrix, all in float32. "
-        "Not counted: CUDA's context, NCCL's buffers, what allocators waste."
+        "attention, under autocast all in half precision, to attention that keeps its matrix, all in "
+        "float32. Not counted: CUDA's context, NCCL's buffers, what allocators waste."
     )
     if plan.rows[0].memory.activations is None:
         yield "With gradient checkpointing the activations are not known: far less than without."
