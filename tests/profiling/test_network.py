@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastclip.profiling.network import Hiding, Network, link, predict_step
+from fastclip.profiling.network import Hiding, Network, line_behind, predict_step
 from fastclip.profiling.traffic import Traffic
 
 HIDING = Hiding(0.6, 0.8)
@@ -38,16 +38,11 @@ def test_one_node_has_a_pace_of_its_own():
     assert CLUSTER.ms_per_megabyte(2) == 0.4
 
 
-def test_a_link_has_the_pace_of_its_rate():
-    step = predict_step(traffic(), 2, link(1e9), HIDING, computation=0.0)
-    assert step.total == pytest.approx(510e6 * 8 / 1e9 * 1000)
-    assert link(1e9).bits_per_second == pytest.approx(1e9)
-
-
-@pytest.mark.parametrize("rate", [0, -1e9])
-def test_impossible_links_are_refused(rate):
-    with pytest.raises(ValueError, match="try link"):
-        link(rate)
+def test_a_line_takes_its_time_after_what_the_hosts_take():
+    line = line_behind(1e9, CLUSTER, "line")
+    step = predict_step(traffic(buckets=1), 4, line, HIDING, computation=0.0)
+    assert step.total == pytest.approx(510e6 * 8 / 1e9 * 1000 + 510 * 0.5)
+    assert line.ms_per_megabyte(1) == CLUSTER.inside
 
 
 @given(

@@ -49,12 +49,9 @@ class Network:
         return 8e9 / self.pace
 
 
-def link(bits_per_second: float, name: str = "link") -> Network:
-    """A network of known rate, each worker at its own end of it, such as that of a test bed."""
-    if not bits_per_second > 0:
-        raise ValueError(f"bits_per_second={bits_per_second} must be positive; try link(1e9).")
-    pace = 8e9 / bits_per_second
-    return Network(name, pace, 0.0, pace)
+def line_behind(bits_per_second: float, host: Network, name: str) -> Network:
+    """A line of known rate at each worker's end, and what such hosts take themselves, one after the other."""
+    return Network(name, 8e9 / bits_per_second + host.pace, host.growth, host.inside)
 
 
 class Hiding(NamedTuple):
@@ -103,7 +100,7 @@ def predict_step(
     """The time of a step.
 
         sent = step_traffic("fastclip-v3", workers=4, local_batch=32, features=64, trained_bytes=13_000_000)
-        predict_step(sent, 4, link(1e9), fitted().hiding, computation=80.0).total
+        predict_step(sent, 4, fitted().networks["ib"], fitted().hiding, computation=80.0).total
 
     Args:
         traffic: what each worker sends.

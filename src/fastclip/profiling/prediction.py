@@ -8,10 +8,11 @@ in a line.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastclip.profiling.network import Beyond, Network, StepTime, predict_step
+from fastclip.profiling.network import Beyond, Network, StepTime, line_behind, predict_step
 from fastclip.profiling.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -51,17 +52,12 @@ def bounds(name: str, fit: Fit) -> Bounds:
         return Bounds(network, network, network)
     clusters = sorted(fit.networks.values(), key=lambda cluster: cluster.pace)
     inside = sorted(cluster.inside for cluster in clusters)
-    line = 8e9 / ETHERNET[name]
-
-    def behind(host: Network, inside: float) -> Network:
-        """The line, and one after the other what a megabyte takes in such a cluster."""
-        return Network(name, line + host.pace, host.growth, inside)
-
-    return Bounds(
-        Network(name, line, 0.0, inside[0]),
-        behind(clusters[0], inside[len(inside) // 2]),
-        behind(clusters[-1], inside[-1]),
+    rate = ETHERNET[name]
+    fast, slow = (
+        line_behind(rate, replace(host, inside=alone), name)
+        for host, alone in ((clusters[0], inside[len(inside) // 2]), (clusters[-1], inside[-1]))
     )
+    return Bounds(Network(name, 8e9 / rate, 0.0, inside[0]), fast, slow)
 
 
 class Prediction(NamedTuple):
