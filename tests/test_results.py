@@ -62,6 +62,19 @@ def test_differences_to_the_controls(baseline, measure):
     assert as_text(differences("control", "fastclip-v3", baseline, measure)) in RESULTS
 
 
+@pytest.mark.parametrize(
+    ("study", "arm", "baseline", "measure"),
+    [
+        ("schedule", "fastclip-v3-cosine", "fastclip-v3-constant", "Retrieval"),
+        ("optimizer", "sgd", "adamw", "Mean"),
+        ("optimizer", "lion", "adamw", "Mean"),
+        ("optimizer", "lamb", "adamw", "Mean"),
+    ],
+)
+def test_differences_that_are_told_with_their_interval(study, arm, baseline, measure):
+    assert as_text(differences(study, arm, baseline, measure)) in RESULTS
+
+
 @pytest.mark.parametrize("measure", ["Mean", "Retrieval"])
 def test_differences_over_all_batches(measure):
     each = [differences("batch", f"b{b}-fastclip-v3", f"b{b}-openclip", measure) for b in (16, 64, 256)]
