@@ -34,8 +34,10 @@ def test_kept_figures_are_of_the_study_as_its_file_has_it(path):
         assert all(len(row["values"]) == len(study.seeds) for row in measure["rows"])
 
 
-def test_quoted_tables_stand_in_the_kept_ones():
-    quoted = re.findall(r"<!-- from: (\S+) -->\n(.*?)\n\n", RESULTS + "\n", re.DOTALL)
+@pytest.mark.parametrize("document", ["results.md", "scaling.md"])
+def test_quoted_tables_stand_in_the_kept_ones(document):
+    text = (ROOT / "docs" / document).read_text()
+    quoted = re.findall(r"<!-- from: (\S+) -->\n(.*?)\n\n", text + "\n", re.DOTALL)
     assert quoted
     for name, table in quoted:
         kept = (ROOT / name).read_text()
