@@ -70,7 +70,7 @@ def gradients_at_once() -> Iterator[None]:
     """All hosts send the gradients of gathered features at the same time, while this lasts.
 
     With NCCL torch sends them in one reduce-scatter. With gloo it lets one host after another scatter its
-    own while the others wait: as many bytes, K times as long. That is gloo's price and not OpenCLIP's.
+    own while the others wait: as many bytes, up to K times as long. That is gloo's price and not OpenCLIP's.
     """
 
     def forward(ctx, group, out: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
