@@ -68,6 +68,8 @@ def test_differences_to_the_controls(baseline, measure):
     ("study", "arm", "baseline", "measure"),
     [
         ("schedule", "fastclip-v3-cosine", "fastclip-v3-constant", "Retrieval"),
+        ("steps", "fastclip-v3", "openclip", "Retrieval"),
+        ("steps", "fastclip-v3", "openclip", "Mean"),
         ("optimizer", "sgd", "adamw", "Mean"),
         ("optimizer", "lion", "adamw", "Mean"),
         ("optimizer", "lamb", "adamw", "Mean"),
