@@ -99,16 +99,17 @@ class Hosts:
     def wait(self, nodes: list[subprocess.Popen], folder: Path, seconds: float) -> None:
         """Until all nodes of `torchrun` have ended well; RuntimeError with what one said that did not."""
         deadline = time.monotonic() + seconds
-        while codes := [node.poll() for node in nodes]:
-            failed = next((host for host, code in enumerate(codes) if code), None)
-            if failed is not None or time.monotonic() > deadline:
-                host, why = (
-                    (failed, "failed") if failed is not None else (0, f"still runs after {seconds:.0f} s")
-                )
-                said = (folder / f"host{host}.log").read_text(errors="replace")[-3000:]
-                raise RuntimeError(f"Host {host} {why}. It said:\n{said}")
+        while True:
+            codes = [node.poll() for node in nodes]
+            if failed := [host for host, code in enumerate(codes) if code]:
+                raise RuntimeError(f"Host {failed[0]} failed. It said:\n{_end_of_log(folder, failed[0])}")
             if None not in codes:
                 return
+            if time.monotonic() > deadline:
+                slow = codes.index(None)
+                raise RuntimeError(
+                    f"Host {slow} still runs after {seconds:.0f} s. It said:\n{_end_of_log(folder, slow)}"
+                )
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -180,6 +181,10 @@ def _kill_all(namespace: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         time.sleep(0.05)
+
+
+def _end_of_log(folder: Path, host: int) -> str:
+    return (folder / f"host{host}.log").read_text(errors="replace")[-3000:]
 
 
 def _outside(host: int) -> str:
