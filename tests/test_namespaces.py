@@ -15,6 +15,7 @@ import pytest
 from benchmarks.namespaces import PREFIX, Hosts
 
 from fastclip.profiling.breakdown import AlgorithmProfile
+from tests.processes import gone, wait_for
 from tests.training.runs import Lab
 
 FREE, SLOW = None, 50  # Mbit/s
@@ -112,21 +113,11 @@ def test_what_runs_on_a_host_ends_with_who_started_it(number):
     parent.send_signal(number)
     parent.communicate(timeout=30)
     assert inside.split()
-    deadline = time.monotonic() + 30
-    while any(is_running(int(pid)) for pid in inside.split()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert time.monotonic() < deadline
+    assert wait_for(lambda: all(gone(int(pid)) for pid in inside.split()))
     assert left_behind() == (number == signal.SIGKILL)
     with Hosts(0):  # removes what a killed one left
         pass
     assert not left_behind()
-
-
-def is_running(pid):
-    try:
-        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_host_that_fails_is_told_with_its_words(tmp_path):

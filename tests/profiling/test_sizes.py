@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from fastclip.profiling import sizes
 from fastclip.profiling.sizes import profile_sizes, run_workers
+from tests.processes import gone, wait_for
 
 SLEEPER = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}.pid', 'w'); time.sleep(60)"
 TELLER = (
@@ -35,23 +35,6 @@ def python(code, *words):
 
 def pids(folder):
     return [int(path.stem) for path in folder.glob("*.pid")]
-
-
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def gone(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] == "Z"
 
 
 def test_every_worker_has_its_place_and_one_thread(tmp_path, monkeypatch):

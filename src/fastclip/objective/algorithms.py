@@ -161,18 +161,20 @@ def resolve(
     """Fill what was left out from the algorithm's row, and refuse options that would have no effect."""
     row = find_algorithm(name)
     schedule = gamma_schedule or row.inner_schedule
-    individual, learns = row.temperature == "individual", row.temperature != "constant"
-    for option, value, useful, why in (
-        ("gamma", gamma, row.fcco, "it keeps no estimators u"),
-        ("gamma_schedule", gamma_schedule, row.fcco, "it keeps no estimators u"),
-        ("gamma_decay_epochs", gamma_decay_epochs, schedule == "cosine", "its γ does not follow a cosine"),
-        ("tau_lr", tau_lr, learns, "its τ is constant"),
-        ("tau_betas", tau_betas, individual, "only individual temperatures update themselves"),
-        ("epsilon", None if epsilon == EPSILON else epsilon, row.fcco, "its ε is 1/(B−1)"),
-        ("rho", rho, row.rho is not None, "its loss has no ρ"),
+    useless = useless_options(row, schedule)
+    for option, value in (
+        ("gamma", gamma),
+        ("gamma_schedule", gamma_schedule),
+        ("gamma_decay_epochs", gamma_decay_epochs),
+        ("tau_lr", tau_lr),
+        ("tau_betas", tau_betas),
+        ("epsilon", None if epsilon == EPSILON else epsilon),
+        ("rho", rho),
     ):
-        if value is not None and not useful:
-            raise ValueError(f"{option}={value!r} has no effect with {row.name}: {why}. Leave it out.")
+        if value is not None and option in useless:
+            raise ValueError(
+                f"{option}={value!r} has no effect with {row.name}: {useless[option]}. Leave it out."
+            )
 
     if schedule not in (None, "constant", "cosine"):
         raise ValueError(f"gamma_schedule={schedule!r} is unknown. Choose 'constant' or 'cosine'.")
@@ -192,6 +194,23 @@ def resolve(
     )
     _check(settings)
     return settings
+
+
+def useless_options(row: Algorithm, schedule: Schedule | None) -> dict[str, str]:
+    """Options of `resolve` that have no effect with an algorithm under this schedule of γ, and why."""
+    useless: dict[str, str] = {}
+    if not row.fcco:
+        useless |= dict.fromkeys(("gamma", "gamma_schedule"), "it keeps no estimators u")
+        useless["epsilon"] = "its ε is 1/(B−1)"
+    if schedule != "cosine":
+        useless["gamma_decay_epochs"] = "its γ does not follow a cosine"
+    if row.temperature == "constant":
+        useless["tau_lr"] = "its τ is constant"
+    if row.temperature != "individual":
+        useless["tau_betas"] = "only individual temperatures update themselves"
+    if row.rho is None:
+        useless["rho"] = "its loss has no ρ"
+    return useless
 
 
 def _check(s: Settings) -> None:

@@ -82,8 +82,8 @@ def _window(plan: Plan, algorithm: str) -> str:
             "what more nodes add is waited for."
         )
     return (
-        f"The backward pass is long enough at every size: {100 * hiding.of_weights * (1 - 1 / buckets):.0f} "
-        "% of the weights' gradients hide behind it."
+        f"The backward pass is long enough at every size: {100 * hiding.share(buckets):.0f} % of the "
+        "weights' gradients hide behind it."
     )
 
 

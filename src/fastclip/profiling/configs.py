@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from fastclip.objective.algorithms import Algorithm, find_algorithm
+from fastclip.objective.algorithms import Algorithm, find_algorithm, useless_options
 from fastclip.training.config import LossOptions, TrainConfig
 from fastclip.training.resolve import resolve
 
@@ -43,14 +43,5 @@ def configs_for(algorithms: list[str], config: TrainConfig) -> Configs:
 def _has_effect(option: str, loss: LossOptions, row: Algorithm) -> bool:
     if row.peer:
         return option == "tau"
-    schedule = loss.gamma_schedule or row.inner_schedule
-    return {
-        "gamma": row.fcco,
-        "gamma_schedule": row.fcco,
-        "gamma_decay_epochs": row.fcco and schedule == "cosine",
-        "epsilon": row.fcco,
-        "rho": row.rho is not None,
-        "rho_share": row.rho is not None,
-        "tau_lr": row.temperature != "constant",
-        "tau_betas": row.temperature == "individual",
-    }.get(option, True)
+    useless = useless_options(row, loss.gamma_schedule or row.inner_schedule)
+    return ("rho" if option == "rho_share" else option) not in useless

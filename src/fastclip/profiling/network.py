@@ -64,7 +64,11 @@ class Hiding(NamedTuple):
 
     def hidden(self, computation: float, weights: float, buckets: int) -> float:
         """ms, of so many that the weights take."""
-        return min(self.of_computation * computation, self.of_weights * (1 - 1 / buckets) * weights)
+        return min(self.of_computation * computation, self.share(buckets) * weights)
+
+    def share(self, buckets: int) -> float:
+        """Of the weights' communication: what can hide of it."""
+        return self.of_weights * (1 - 1 / buckets)
 
 
 class StepTime(NamedTuple):

@@ -53,11 +53,11 @@ def bounds(name: str, fit: Fit) -> Bounds:
     clusters = sorted(fit.networks.values(), key=lambda cluster: cluster.pace)
     inside = sorted(cluster.inside for cluster in clusters)
     rate = ETHERNET[name]
-    fast, slow = (
+    likely, slow = (
         line_behind(rate, replace(host, inside=alone), name)
         for host, alone in ((clusters[0], inside[len(inside) // 2]), (clusters[-1], inside[-1]))
     )
-    return Bounds(Network(name, 8e9 / rate, 0.0, inside[0]), fast, slow)
+    return Bounds(Network(name, 8e9 / rate, 0.0, inside[0]), likely, slow)
 
 
 class Prediction(NamedTuple):
