@@ -12,7 +12,7 @@ SOURCES := src tests benchmarks
 .PHONY: demo setup test test-page lint study bench clean
 
 demo: setup
-	@$(BIN)/python -m fastclip.demo.tour
+	@$(BIN)/python -m fastclip.tools.demo.tour
 
 setup: .venv/ready
 

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.record import save
 from fastclip import GlobalContrastiveLoss
-from fastclip.profiling.collectives import bytes_sent
+from fastclip.tools.profiling.collectives import bytes_sent
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.record import interleaved, save
+from fastclip.config.parse import parse
+from fastclip.config.resolved import resolve
+from fastclip.distributed.world import World
+from fastclip.run.checkpoint import Checkpoints
 from fastclip.training.build import build_learner, build_towers
-from fastclip.training.checkpoint import Checkpoints
-from fastclip.training.launch import World
-from fastclip.training.recipes import parse
-from fastclip.training.resolve import resolve
 
 SAMPLES = 10_000_000
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.namespaces import Hosts
 from benchmarks.record import save
-from fastclip.training.telemetry import read_metrics
+from fastclip.run.metrics import read_metrics
 
 TIMEOUT = 20  # seconds that the run waits for a word
 PATIENCE = 60  # seconds more for torchrun to end

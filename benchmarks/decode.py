@@ -21,11 +21,11 @@ from PIL import Image, ImageDraw
 
 from benchmarks.record import interleaved, save
 from fastclip.data.decode import Augment, ExactDecoder, FastDecoder
-from fastclip.data.library.build import write_tar
 from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import open_manifest
 from fastclip.data.order import Order
 from fastclip.data.tokenize import Tokenizer
+from fastclip.datasets.build import write_tar
 
 FILES, IMAGES, BATCH, ROUNDS = 256, 1024, 32, 5  # a round is long, as training is: workers start only once
 

@@ -28,13 +28,13 @@ from benchmarks.hosts_picture import draw, rate_name
 from benchmarks.hosts_worker import CASES, Case
 from benchmarks.namespaces import BURST, LATENCY, Hosts
 from benchmarks.record import RESULTS, save
-from fastclip.profiling.breakdown import PARTS, AlgorithmProfile
-from fastclip.profiling.fitting import fitted
-from fastclip.profiling.memory import model_size, towers_on_meta
-from fastclip.profiling.network import Network, line_behind, predict_step
-from fastclip.profiling.plan import traffic_of
-from fastclip.profiling.traffic import Traffic
 from fastclip.progress import progress
+from fastclip.tools.profiling.breakdown import PARTS, AlgorithmProfile
+from fastclip.tools.profiling.fitting import fitted
+from fastclip.tools.profiling.memory import model_size, towers_on_meta
+from fastclip.tools.profiling.network import Network, line_behind, predict_step
+from fastclip.tools.profiling.plan import traffic_of
+from fastclip.tools.profiling.traffic import Traffic
 
 HOSTS = (1, 2, 4)
 RATES = (None, 1000, 100)  # Mbit/s of each host's link; None is as fast as the machine

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fastclip.report.plots import DASHES, DPI, MARKS, PAPER, style_of
+from fastclip.tools.report.plots import DASHES, DPI, MARKS, PAPER, style_of
 
 ROWS = {"total": "a step, ms", "pure_communication": "pure communication, ms"}
 

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.nn import functional
 
-from fastclip.profiling.breakdown import AlgorithmProfile
-from fastclip.profiling.profiler import profile_steps
-from fastclip.training.config import TrainConfig
-from fastclip.training.launch import joined, quiet_others
-from fastclip.training.recipes import parse
-from fastclip.training.resolve import resolve
+from fastclip.config.options import TrainConfig
+from fastclip.config.parse import parse
+from fastclip.config.resolved import resolve
+from fastclip.distributed.world import joined, quiet_others
+from fastclip.tools.profiling.breakdown import AlgorithmProfile
+from fastclip.tools.profiling.profiler import profile_steps
 
 
 class Case(NamedTuple):

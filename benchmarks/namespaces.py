@@ -72,7 +72,7 @@ class Hosts:
 
     def start(self, host: int, command: list[str], **options) -> subprocess.Popen:
         """A process on a host, in a group of its own; it ends with this one, however that ends."""
-        leash = [sys.executable, "-m", "fastclip.study.leash", str(os.getpid())]
+        leash = [sys.executable, "-m", "fastclip.processes", str(os.getpid())]
         inside = [shutil.which("ip"), "netns", "exec", self.names[host], *command]
         process = subprocess.Popen([*leash, *inside], process_group=0, **options)
         self._processes.append(process)

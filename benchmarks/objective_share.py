@@ -17,10 +17,10 @@ import torch.distributed as dist
 from tests.workers import run_workers
 
 from benchmarks.record import save
+from fastclip.config.parse import parse
+from fastclip.config.resolved import resolve
+from fastclip.distributed.world import World
 from fastclip.training.build import build_learner, build_towers
-from fastclip.training.launch import World
-from fastclip.training.recipes import parse
-from fastclip.training.resolve import resolve
 
 WORKERS, SEED = 2, 0
 CASES = {  # local batch, steps

@@ -12,11 +12,11 @@ import shutil
 from pathlib import Path
 
 from benchmarks.record import RESULTS, save
-from fastclip.report.commands import report
-from fastclip.report.output import pictures_folder
-from fastclip.study.rendering import as_dict, as_markdown
-from fastclip.study.study import read_study
-from fastclip.study.tables import study_tables
+from fastclip.tools.report.commands import report
+from fastclip.tools.report.output import pictures_folder
+from fastclip.tools.study.rendering import as_dict, as_markdown
+from fastclip.tools.study.study import read_study
+from fastclip.tools.study.tables import study_tables
 
 STUDIES = Path("studies")
 PICTURES = ("against-*.png", "course-mean-recall-1-*.png")  # those that docs/results.md may show

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from fastclip.training.recipes import parse
+from fastclip.config.parse import parse
 from tests.workers import CONTEXT
 
 

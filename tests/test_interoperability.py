@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 import fastclip
 from fastclip.cli import main
 from fastclip.data.images import upright_rgb
-from fastclip.data.library import scenes
 from fastclip.data.manifest import open_manifest
+from fastclip.datasets import scenes
 from tests.data.collections import encode, picture, write_tar
 from tests.evaluation import replica
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastclip.data.cache import RemoteError
+from fastclip.data.remote import RemoteError
 from fastclip.model import OWN_MODELS, build_model, find_model
 from tests.workers import run_workers
 

@@ -14,7 +14,7 @@ import time
 import pytest
 from benchmarks.namespaces import PREFIX, Hosts
 
-from fastclip.profiling.breakdown import AlgorithmProfile
+from fastclip.tools.profiling.breakdown import AlgorithmProfile
 from tests.processes import gone, wait_for
 from tests.training.runs import Lab
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastclip.study.plan import load_study
-from fastclip.study.statistics import paired_difference
+from fastclip.tools.study.plan import load_study
+from fastclip.tools.study.statistics import paired_difference
 
 ROOT = Path(__file__).parent.parent
 KEPT = sorted((ROOT / "results" / "studies").glob("*/figures.json"))

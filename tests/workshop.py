@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from fastclip.training.recipes import find_recipe, recipe_names
+from fastclip.config.parse import find_recipe, recipe_names
 from tests.commands import run_shell
 from tests.data.collections import encode, picture, png, write_shards, write_tar
 from tests.evaluation.replica import MODEL, WORDS, write_classification, write_retrieval, write_winogavil

@@ -12,17 +12,17 @@ __version__ = "0.1.0"
 __all__ = ["ALGORITHMS", "Algorithm", "GlobalContrastiveLoss", "LossOutput", "Model", "load"]
 
 if TYPE_CHECKING:
-    from fastclip.loading import Model, load
     from fastclip.objective.algorithms import ALGORITHMS, Algorithm
     from fastclip.objective.loss import GlobalContrastiveLoss, LossOutput
+    from fastclip.run.load import Model, load
 
 _HOME = {
     "ALGORITHMS": "fastclip.objective.algorithms",
     "Algorithm": "fastclip.objective.algorithms",
     "GlobalContrastiveLoss": "fastclip.objective.loss",
     "LossOutput": "fastclip.objective.loss",
-    "Model": "fastclip.loading",
-    "load": "fastclip.loading",
+    "Model": "fastclip.run.load",
+    "load": "fastclip.run.load",
 }
 
 

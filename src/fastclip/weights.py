@@ -16,7 +16,7 @@ from open_clip.model import convert_to_custom_text_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fastclip.data.cache import RemoteError
+from fastclip.data.remote import RemoteError
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastclip.data import manifest as module
-from fastclip.data.cache import RemoteError
 from fastclip.data.images import BadImage
 from fastclip.data.manifest import open_manifest
 from fastclip.data.pairs import SourceError
+from fastclip.data.remote import RemoteError
 from tests.data.collections import pair_members, picture, png, write_shards, write_tar
 
 

@@ -18,7 +18,7 @@ from sklearn.metrics import f1_score, jaccard_score, recall_score
 
 import fastclip.evaluation
 from fastclip.cli import main
-from fastclip.data.library import scenes
+from fastclip.datasets import scenes
 from fastclip.model import build_model
 from fastclip.training.export import export
 from tests.data.collections import encode, write_tar

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from fastclip.cli import main
-from fastclip.data.library import scenes
+from fastclip.datasets import scenes
 from fastclip.evaluation.features import Encoder
 from tests.evaluation import replica
 from tests.training.runs import _free_port

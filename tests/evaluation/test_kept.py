@@ -9,7 +9,7 @@ import torch
 from fastclip.evaluation.features import Encoder
 from fastclip.evaluation.kept import kept_features, model_key
 from fastclip.evaluation.layout import open_task
-from fastclip.loading import load_towers
+from fastclip.run.load import load_towers
 from tests.evaluation import replica
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from fastclip.evaluation.features import Encoder
 from fastclip.evaluation.kept import model_key
-from fastclip.evaluation.suite import Result, append_result, evaluate, read_results
-from fastclip.loading import load_towers
+from fastclip.evaluation.suite import evaluate
+from fastclip.run.load import load_towers
+from fastclip.run.results import Result, append_result, read_results
 from tests.evaluation import replica
 from tests.workers import run_workers
 

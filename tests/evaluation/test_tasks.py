@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from fastclip.data.library.icons import EMOJI_HELD_OUT, ICONS_HELD_OUT
+from fastclip.datasets.icons import EMOJI_HELD_OUT, ICONS_HELD_OUT
 from fastclip.evaluation.tasks import DEFAULT_MEASURE, SUITES, Mean, find_suite, measure_of
 
 DATACOMP = find_suite("datacomp")

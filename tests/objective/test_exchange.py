@@ -8,7 +8,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fastclip import ALGORITHMS, GlobalContrastiveLoss
 from fastclip.objective.exchange import Exchange
-from fastclip.profiling.collectives import bytes_sent
+from fastclip.tools.profiling.collectives import bytes_sent
 
 
 @pytest.fixture

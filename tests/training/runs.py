@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from fastclip.training.checkpoint import load, read_facts, tensor_names
-from fastclip.training.telemetry import read_metrics
+from fastclip.run.checkpoint import load, read_facts, tensor_names
+from fastclip.run.metrics import read_metrics
 from tests.data.collections import png, write_tar
 from tests.workers import CONTEXT
 

@@ -8,7 +8,18 @@ from math import ceil
 import pytest
 import torch
 
+from fastclip.config.options import (
+    BatchConfig,
+    DataConfig,
+    LossOptions,
+    ModelConfig,
+    OptimOptions,
+    TrainConfig,
+)
+from fastclip.config.parse import parse
+from fastclip.config.resolved import resolve
 from fastclip.data.pairs import SourceError
+from fastclip.distributed.world import World
 from fastclip.training import build
 from fastclip.training.build import (
     build_learner,
@@ -18,17 +29,6 @@ from fastclip.training.build import (
     total_steps,
     warmup_steps,
 )
-from fastclip.training.config import (
-    BatchConfig,
-    DataConfig,
-    LossOptions,
-    ModelConfig,
-    OptimOptions,
-    TrainConfig,
-)
-from fastclip.training.launch import World
-from fastclip.training.recipes import parse
-from fastclip.training.resolve import resolve
 from fastclip.training.step import PeerLoss
 from tests.training.runs import collection
 

@@ -11,14 +11,14 @@ import torch
 from huggingface_hub import ModelCard
 
 from fastclip.cli import main
+from fastclip.config.options import as_dict
+from fastclip.config.parse import parse
+from fastclip.config.resolved import resolve
 from fastclip.evaluation.retrieval import recalls
 from fastclip.model import build_model
+from fastclip.run.load import load_model
+from fastclip.run.metrics import read_metrics
 from fastclip.training.card import _scores_in_training, model_card
-from fastclip.training.config import as_dict
-from fastclip.training.recipes import parse
-from fastclip.training.resolve import resolve
-from fastclip.training.runs import load_model
-from fastclip.training.telemetry import read_metrics
 from tests.evaluation import replica
 
 

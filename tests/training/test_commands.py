@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from fastclip.cli import main
+from fastclip.config.parse import parse
+from fastclip.config.resolved import resolve
+from fastclip.distributed.world import World
 from fastclip.training.evaluator import Evaluator
-from fastclip.training.launch import World
-from fastclip.training.recipes import parse
-from fastclip.training.resolve import resolve
 from fastclip.training.trainer import Trainer
 from tests.data.collections import picture
 from tests.training.runs import Lab, final_state

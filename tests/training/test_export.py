@@ -13,8 +13,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fastclip.model import TwoTowers, build_model
+from fastclip.run.load import load_exported
 from fastclip.training import export as export_module
-from fastclip.training.export import export, load_exported
+from fastclip.training.export import export
 
 TEXT = {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
 VISION = {

@@ -12,7 +12,7 @@ import torch
 
 from fastclip.cli import main
 from fastclip.data.decode import FastDecoder
-from fastclip.training.checkpoint import load, tensor_names
+from fastclip.run.checkpoint import load, tensor_names
 from tests.data.collections import png
 from tests.training.runs import Lab, collection, final_state, metrics
 

@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastclip.config.options import BatchConfig, LossOptions, ModelConfig, OptimOptions, TrainConfig
+from fastclip.config.resolved import resolve
 from fastclip.data.order import seed_of
+from fastclip.distributed.world import World
 from fastclip.model import build_model
 from fastclip.training.build import build_learner, build_towers
-from fastclip.training.config import BatchConfig, LossOptions, ModelConfig, OptimOptions, TrainConfig
-from fastclip.training.launch import World
-from fastclip.training.resolve import resolve
 from fastclip.training.step import PeerLoss, compile_towers
 from tests.workers import run_workers
 

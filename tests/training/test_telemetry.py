@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from fastclip.run.metrics import read_metrics, truncate_metrics
 from fastclip.training import telemetry as module
-from fastclip.training.telemetry import Plan, Silence, Telemetry, read_metrics, truncate_metrics
+from fastclip.training.telemetry import Plan, Silence, Telemetry
 
 RECORD = {
     "step": 120,

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fastclip.cli import main
-from fastclip.data.library import get
-from fastclip.training.checkpoint import read_facts
+from fastclip.config.parse import parse
+from fastclip.config.resolved import resolve
+from fastclip.datasets import get
+from fastclip.distributed.world import World
+from fastclip.run.checkpoint import read_facts
+from fastclip.run.metrics import read_metrics
 from fastclip.training.evaluator import Evaluator
-from fastclip.training.launch import World
-from fastclip.training.recipes import parse
-from fastclip.training.resolve import resolve
-from fastclip.training.telemetry import read_metrics
 from fastclip.training.trainer import Trainer
 from tests.training.runs import Lab, final_state, metrics
 

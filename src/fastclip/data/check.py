@@ -18,9 +18,9 @@ from PIL import Image
 from fastclip.data.decode import Augment, decoder
 from fastclip.data.images import open_image, upright_rgb
 from fastclip.data.manifest import Manifest
-from fastclip.data.parallel import in_order
 from fastclip.data.readers import UNUSABLE
 from fastclip.data.sheet import draw_sheet
+from fastclip.files import in_order
 from fastclip.objective.algorithms import ALGORITHMS
 
 _CHUNK = 512

@@ -1,32 +1,16 @@
-"""The verbs `fastclip data …`: thin, they print what the data layer finds."""
+"""The verbs `fastclip data index` and `fastclip data check`: thin, they print what the data layer finds."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fastclip.progress import progress
 
 if TYPE_CHECKING:
     from fastclip.data.manifest import Manifest
-
-
-def get(name: Literal["emoji", "icons", "scenes"], out: Path | None = None, jobs: int | None = None) -> None:
-    """Get image-text pairs and evaluation tasks. It can be interrupted and called again.
-
-    Args:
-        name: emoji, coloured emoji of five sets, to be tested on five others (a minute; needs npm);
-            icons, some 346,000 icons, to be tested on sets held out whole (ten minutes; needs npm);
-            scenes, captioned coloured shapes, generated in seconds (needs nothing).
-        out: folder to write; data/NAME if left out.
-        jobs: processes that render; all cores if left out.
-    """
-    from fastclip.data import library
-
-    folder = library.get(name, out or Path("data") / name, jobs=jobs)
-    print(f"{folder} is ready. Train on {folder / 'train'}, test on {folder / 'tasks'}.")
 
 
 def index(

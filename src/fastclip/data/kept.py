@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 import PIL
 
-from fastclip.data.cache import built_once, cache_folder, written_aside
 from fastclip.data.images import BadImage, upright_rgb
 from fastclip.data.manifest import IN_FILE, Manifest, Place
-from fastclip.data.parallel import in_order
 from fastclip.data.readers import UNUSABLE
+from fastclip.files import built_once, cache_folder, in_order, written_aside
 
 PLACE = np.dtype([("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: could not be decoded
 VERSION = 1  # of how images become pixels

@@ -19,19 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastclip.data.cache import (
-    built_once,
-    cache_folder,
-    is_remote,
-    local_copy,
-    remote_stamp,
-    written_aside,
-)
 from fastclip.data.images import BadImage
 from fastclip.data.pairs import EMPTY_FILE, NO_FILE, File, Pair, Problem, SourceError
 from fastclip.data.readers import OpenFiles, ParquetImages
+from fastclip.data.remote import is_remote, local_copy, remote_stamp
 from fastclip.data.sources import find_files, list_folder, read_pairs
 from fastclip.data.tables import folder_of
+from fastclip.files import built_once, cache_folder, written_aside
 
 log = logging.getLogger(__name__)
 VERSION = 1

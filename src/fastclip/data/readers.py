@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastclip.data.cache import local_copy
 from fastclip.data.images import BadImage
+from fastclip.data.remote import local_copy
 from fastclip.data.tables import find_columns
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from fastclip.data.cache import is_remote, local_copy, remote_glob
 from fastclip.data.pairs import EMPTY_FILE, File, Pair, Problem, SourceError
+from fastclip.data.remote import is_remote, local_copy, remote_glob
 from fastclip.data.tables import file_pair, read_csv, read_jsonl, read_parquet
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")

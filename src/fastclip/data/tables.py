@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from fastclip.data.cache import is_remote, local_copy
 from fastclip.data.pairs import EMPTY_FILE, NO_FILE, File, Pair, Problem, SourceError
+from fastclip.data.remote import is_remote, local_copy
 
 # The names that open_clip, img2dataset, Hugging Face and common data sets use, in the order of trying
 IMAGE_COLUMNS = (

@@ -1,4 +1,4 @@
-"""The verbs `fastclip eval` and `fastclip search`."""
+"""The verb `fastclip eval`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from fastclip.progress import progress
 
 if TYPE_CHECKING:
-    from fastclip.evaluation.suite import Result
     from fastclip.evaluation.tasks import Mean, Suite
+    from fastclip.run.results import Result
 
 
 def evaluate(
@@ -140,11 +140,12 @@ def _score_all(
     """Results in the order of tasks, on worker 0."""
     import torch
 
+    from fastclip.distributed.world import joined, quiet_others
     from fastclip.evaluation.features import Encoder
     from fastclip.evaluation.kept import model_key
-    from fastclip.evaluation.suite import append_result, evaluate, read_results
-    from fastclip.loading import load_towers
-    from fastclip.training.launch import joined, quiet_others
+    from fastclip.evaluation.suite import evaluate
+    from fastclip.run.load import load_towers
+    from fastclip.run.results import append_result, read_results
 
     with joined() as world:
         quiet_others(world)
@@ -230,57 +231,3 @@ def _print_list(folders: dict[str, Path | str], missing: list[str], json: bool) 
         print(f"missing  {name}")
     if missing:
         print("docs/evaluation.md says how to get them.")
-
-
-def search(
-    model: str,
-    images: str,
-    text: str | None = None,
-    image: Path | None = None,
-    top: int = 12,
-    sheet: Path = Path("found.png"),
-    pretrained: str | None = None,
-    checkpoint: Literal["last", "best"] = "last",
-    workers: int = 2,
-    json: bool = False,
-) -> None:
-    """Find pictures by words, or by a picture.
-
-      fastclip search runs/emoji data/emoji/tasks/twemoji_retrieval "a red heart"
-      fastclip search runs/emoji my/photos --image heart.png --top 24
-
-    Prints the best matches with their scores, which are cosines, and draws a contact sheet of them. The
-    pictures' features are kept (RUN/search), and made again when the model or a file changes.
-
-    Args:
-        model: a run's folder, an exported folder, or an open_clip name with --pretrained.
-        images: a folder of pictures, also in tars and in folders within; or any pairs.
-        text: what to look for.
-        image: a picture to look for instead: the pictures most like it.
-        top: how many to show.
-        sheet: where the contact sheet of the best goes.
-        pretrained: weights for an open_clip name: a file, a folder or a tag.
-        checkpoint: which checkpoint of a run.
-        workers: processes that decode images.
-        json: print JSON instead of lines.
-    """
-    from fastclip.evaluation.search import Index
-
-    words = (text or "").strip()
-    if bool(words) == (image is not None):
-        raise ValueError('What to look for? Give words, as in "a red heart", or a picture with --image.')
-    if image is not None and not image.is_file():
-        raise ValueError(f"--image {image} is not a file.")
-    if top < 1:
-        raise ValueError(f"--top {top} must be at least 1; try 12.")
-    with progress("encoding pictures", "images") as update:
-        index = Index.open(model, images, pretrained, checkpoint, workers, update)
-    found = index.by_text(words, top) if image is None else index.by_image(image, top)
-    index.draw(found, sheet)
-    if json:
-        matches = [match._asdict() for match in found]
-        print(json_module.dumps({"matches": matches, "sheet": str(sheet)}, indent=2))
-        return
-    for match in found:
-        print(f"{match.score:6.3f}  {match.name}")
-    print(f"contact sheet: {sheet}")

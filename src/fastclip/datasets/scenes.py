@@ -1,0 +1,211 @@
+"""`scenes`: captioned coloured shapes, drawn from a seed. Needs no network and no npm.
+
+Some pairs of colour and shape never occur in training; the tasks are made of those, so that they ask
+for colours and shapes in new compositions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import cos, pi, sin
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from fastclip.datasets.build import Job, Record, begin, run, tick, write_tar
+from fastclip.datasets.render import SIZE, encode
+from fastclip.datasets.tasks import Task, write_task
+from fastclip.files import write_whole
+
+SEED = 0
+VERSION = 1  # raised when the same seed would draw other scenes
+TRAIN, SHARDS, TEST = 10_000, 8, 1_000
+CANVAS = 3 * SIZE  # drawn larger and reduced, for smooth edges
+
+COLOURS = {
+    **{"red": "#d62728", "orange": "#ff8c1a", "yellow": "#f2d21f", "green": "#2ca02c"},
+    **{"blue": "#1f5fd6", "purple": "#8e44ad", "pink": "#f58ac0", "black": "#111111"},
+}
+SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond", "ring", "heart")
+SIZES = {"small": 0.13, "large": 0.2}  # radius, as a part of the picture
+# One shape of each colour and one colour of each shape are kept for the tasks.
+HELD_OUT = frozenset((colour, SHAPES[(3 * i + 1) % 8]) for i, colour in enumerate(COLOURS))
+PLACES = {
+    **{"in the top left": (0.28, 0.28), "in the top right": (0.72, 0.28), "in the middle": (0.5, 0.5)},
+    **{"in the bottom left": (0.28, 0.72), "in the bottom right": (0.72, 0.72)},
+}
+RELATIONS = {
+    **{"above": ((0.5, 0.25), (0.5, 0.75)), "below": ((0.5, 0.75), (0.5, 0.25))},
+    **{"to the left of": ((0.25, 0.5), (0.75, 0.5)), "to the right of": ((0.75, 0.5), (0.25, 0.5))},
+}
+
+
+@dataclass(frozen=True)
+class Thing:
+    size: str
+    colour: str
+    shape: str
+
+    def words(self, size: bool = True, colour: bool = True) -> str:
+        said = [self.size] * size + [self.colour] * colour + [self.shape]
+        return f"{'an' if said[0][0] in 'aeiou' else 'a'} {' '.join(said)}"
+
+
+def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
+    """Make the folder's shards and tasks; give the summary."""
+    begin(out, {"name": name, "seed": SEED, "version": VERSION, "pairs": TRAIN, "size": SIZE})
+    count = TRAIN // SHARDS
+    jobs = [Job("tasks", draw_tasks, lambda: (out / "tasks",), 4 * TEST)]
+    for i in range(SHARDS):
+        path = out / "train" / f"{i:05d}.tar"
+        jobs.append(Job(f"shard-{i:05d}", draw_shard, lambda path=path, i=i: (path, i, count), count))  # type: ignore[misc]
+    tasks, *shards = run(jobs, out, workers=workers, progress=progress, label=name)
+    write_whole(out / "LICENSES.md", "# Licences\n\nDrawn by fastclip; nobody else's work is in them.\n")
+    return {
+        "name": name,
+        "seed": SEED,
+        "picture": f"{SIZE}x{SIZE} RGB PNG on white",
+        "pairs": sum(record["pairs"] for record in shards),
+        "shards": {f"{i:05d}.tar": record["pairs"] for i, record in enumerate(shards)},
+        "tasks": tasks["tasks"],
+        "left_out": {"compositions kept for the tasks": sorted(" ".join(pair) for pair in HELD_OUT)},
+    }
+
+
+def draw_shard(path: Path, shard: int, count: int) -> Record:
+    """Scenes of one or two things; half of the captions leave out sizes, some leave out colours."""
+    rng = random.Random(f"scenes {SEED} train {shard}")
+    members: list[tuple[str, bytes]] = []
+    for i in range(count):
+        first, second = (_thing(rng, held_out=False) for _ in range(2))
+        said = {"size": rng.random() < 0.5, "colour": rng.random() < 0.85}
+        if rng.random() < 0.3:
+            place = rng.choice(list(PLACES))
+            png = draw(rng, [(first, PLACES[place])])
+            caption = first.words(**said) + (f" {place}" if rng.random() < 0.5 else "")
+        else:
+            relation = rng.choice(list(RELATIONS))
+            png = draw(rng, list(zip((first, second), RELATIONS[relation], strict=True)))
+            caption = f"{first.words(**said)} {relation} {second.words(**said)}"
+        key = f"{shard:02d}{i:06d}"
+        members += [(f"{key}.png", png), (f"{key}.txt", caption.encode())]
+        tick()
+    write_tar(path, members)
+    return {"pairs": count}
+
+
+def draw_tasks(folder: Path) -> Record:
+    """Retrieval of whole sentences; classification of colour, of shape, of the relation of two shapes."""
+    counts = {}
+    for make in (_retrieval, _colour, _shape, _relation):
+        rng = random.Random(f"scenes {SEED} {make.__name__}")
+        task, pictures = make(rng)
+        counts[task.name] = write_task(folder / task.name, task, pictures)
+    return {"tasks": dict(sorted(counts.items()))}
+
+
+def _retrieval(rng: random.Random) -> tuple[Task, dict[str, bytes]]:
+    items: list[tuple[str, str]] = []
+    pictures, seen = {}, set()
+    while len(items) < TEST:
+        pair = [_thing(rng, held_out=True), _thing(rng, held_out=rng.random() < 0.5)]
+        relation = rng.choice(list(RELATIONS))
+        caption = f"{pair[0].words()} {relation} {pair[1].words()}"
+        if caption in seen:
+            continue
+        seen.add(caption)
+        key = f"{len(items):06d}"
+        pictures[key] = draw(rng, list(zip(pair, RELATIONS[relation], strict=True)))
+        items.append((key, caption))
+        tick()
+    return Task("scenes_retrieval", "retrieval", tuple(items)), pictures
+
+
+def _colour(rng: random.Random) -> tuple[Task, dict[str, bytes]]:
+    templates = tuple(f"a {{c}} {shape}" for shape in SHAPES)
+    items, pictures = [], {}
+    for key, thing, png in _single(rng):
+        items.append((key, thing.colour))
+        pictures[key] = png
+    return Task("scenes_colour", "classification", tuple(items), tuple(COLOURS), templates), pictures
+
+
+def _shape(rng: random.Random) -> tuple[Task, dict[str, bytes]]:
+    templates = ("a {c}", *(f"{Thing('', colour, '{c}').words(size=False)}" for colour in COLOURS))
+    items, pictures = [], {}
+    for key, thing, png in _single(rng):
+        items.append((key, thing.shape))
+        pictures[key] = png
+    return Task("scenes_shape", "classification", tuple(items), SHAPES, templates), pictures
+
+
+def _single(rng: random.Random) -> Iterator[tuple[str, Thing, bytes]]:
+    for i in range(TEST):
+        thing = _thing(rng, held_out=True)
+        yield f"{i:06d}", thing, draw(rng, [(thing, rng.choice(list(PLACES.values())))])
+        tick()
+
+
+def _relation(rng: random.Random) -> tuple[Task, dict[str, bytes]]:
+    """A circle and a square of any colours: only where they stand tells the classes apart."""
+    items, pictures = [], {}
+    for i in range(TEST):
+        pair = [_thing(rng, held_out=None, shape=shape) for shape in ("circle", "square")]
+        relation = rng.choice(list(RELATIONS))
+        key = f"{i:06d}"
+        pictures[key] = draw(rng, list(zip(pair, RELATIONS[relation], strict=True)))
+        items.append((key, relation))
+        tick()
+    templates = ("a circle {c} a square",)
+    return Task("scenes_relation", "classification", tuple(items), tuple(RELATIONS), templates), pictures
+
+
+def _thing(rng: random.Random, held_out: bool | None, shape: str | None = None) -> Thing:
+    """Of the held-out compositions, of the others, or (None) of all."""
+    while True:
+        thing = Thing(rng.choice(list(SIZES)), rng.choice(list(COLOURS)), shape or rng.choice(SHAPES))
+        if held_out is None or ((thing.colour, thing.shape) in HELD_OUT) == held_out:
+            return thing
+
+
+def draw(rng: random.Random, things: list[tuple[Thing, tuple[float, float]]]) -> bytes:
+    """A PNG of the things, each near its place and about its size."""
+    picture = Image.new("RGB", (CANVAS, CANVAS), "white")
+    pen = ImageDraw.Draw(picture)
+    for thing, (x, y) in things:
+        radius = SIZES[thing.size] * rng.uniform(0.9, 1.1)
+        x, y = (place + rng.uniform(-0.05, 0.05) for place in (x, y))
+        _draw_shape(pen, thing.shape, COLOURS[thing.colour], x * CANVAS, y * CANVAS, radius * CANVAS)
+    return encode(picture.reduce(CANVAS // SIZE))
+
+
+def _draw_shape(pen: ImageDraw.ImageDraw, shape: str, colour: str, x: float, y: float, r: float) -> None:
+    def polygon(*points: tuple[float, float]) -> None:
+        pen.polygon([(x + r * px, y + r * py) for px, py in points], fill=colour)
+
+    def disc(cx: float, cy: float, radius: float, fill: str) -> None:
+        cx, cy, radius = x + r * cx, y + r * cy, r * radius
+        pen.ellipse((cx - radius, cy - radius, cx + radius, cy + radius), fill=fill)
+
+    if shape in ("circle", "ring"):
+        disc(0, 0, 1, colour)
+        if shape == "ring":
+            disc(0, 0, 0.55, "white")
+    elif shape == "square":
+        polygon((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9))
+    elif shape == "triangle":
+        polygon((0, -1), (1, 0.85), (-1, 0.85))
+    elif shape == "diamond":
+        polygon((0, -1.15), (0.75, 0), (0, 1.15), (-0.75, 0))
+    elif shape == "star":
+        tips = [(1.15 if i % 2 == 0 else 0.5, pi * i / 5 - pi / 2) for i in range(10)]
+        polygon(*((length * cos(angle), length * sin(angle)) for length, angle in tips))
+    elif shape == "cross":
+        polygon((-0.32, -1), (0.32, -1), (0.32, 1), (-0.32, 1))
+        polygon((-1, -0.32), (1, -0.32), (1, 0.32), (-1, 0.32))
+    else:  # heart
+        disc(-0.48, -0.35, 0.55, colour)
+        disc(0.48, -0.35, 0.55, colour)
+        polygon((-0.98, -0.12), (0.98, -0.12), (0, 1.05))

@@ -1,0 +1,158 @@
+"""A trained model for use: `fastclip.load` of a run's folder, an exported folder, or an open_clip name.
+
+model = fastclip.load("runs/emoji-fastclip-v3")
+scores = model.similarity(["heart.png", "cat.png"], ["a red heart", "a cat"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, log
+from pathlib import Path
+from typing import Literal
+
+import open_clip
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fastclip.data.images import BadImage, turn_upright, upright_rgb
+from fastclip.model import TwoTowers, build_model, find_model
+from fastclip.run.checkpoint import load as load_tensors
+from fastclip.run.checkpoint import read_facts, tensor_names
+from fastclip.run.folder import Which, find_checkpoint
+from fastclip.weights import CONFIG_FILE
+
+Picture = Image.Image | str | Path
+_AT_ONCE = 256  # pictures, or texts, that are in memory as tensors
+
+
+class Model:
+    """Encodes pictures and texts into unit-length features, and compares them."""
+
+    def __init__(self, towers: TwoTowers):
+        self.towers = towers
+        self._transform, self._tokenizer = towers.eval_transform(), towers.tokenizer()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and its features."""
+        return self.towers.clip.logit_scale.device
+
+    def encode_image(self, images: Sequence[Picture] | Picture) -> Tensor:
+        """Features of PIL images or of image files, (images, d); transparency becomes white."""
+        listed = [images] if isinstance(images, Picture) else list(images)
+        return self._in_batches(listed, self._encode_images)
+
+    def encode_text(self, texts: Sequence[str] | str) -> Tensor:
+        """Features of texts, (texts, d)."""
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        return self._in_batches(listed, self._encode_texts)
+
+    def similarity(self, images: Sequence[Picture] | Picture, texts: Sequence[str] | str) -> Tensor:
+        """Cosines between images (rows) and texts (columns)."""
+        return self.encode_image(images) @ self.encode_text(texts).T
+
+    @torch.no_grad()
+    def classify(self, images: Sequence[Picture] | Picture, labels: Sequence[str] | str) -> Tensor:
+        """Probabilities of the labels (columns) for each image (rows), at the model's own temperature."""
+        return (self.similarity(images, labels) * self.towers.clip.logit_scale.exp()).softmax(dim=-1)
+
+    def _encode_images(self, images: list[Picture]) -> Tensor:
+        stacked = torch.stack([self._transform(_upright(image)) for image in images])
+        return self.towers.clip.encode_image(stacked.to(self.device), normalize=True)
+
+    def _encode_texts(self, texts: list[str]) -> Tensor:
+        return self.towers.clip.encode_text(self._tokenizer(texts).to(self.device), normalize=True)
+
+    @torch.no_grad()
+    def _in_batches(self, things: list, encode: Callable[[list], Tensor]) -> Tensor:
+        if not things:
+            raise ValueError("There is nothing to encode: give at least one picture, or one text.")
+        parts = [encode(things[start : start + _AT_ONCE]) for start in range(0, len(things), _AT_ONCE)]
+        return torch.cat(parts)
+
+
+def load(
+    model: str | Path,
+    *,
+    pretrained: str | Path | None = None,
+    checkpoint: Literal["last", "best"] = "last",
+    device: torch.device | str = "cpu",
+) -> Model:
+    """A model in evaluation mode.
+
+    Args:
+        model: a run's folder, an exported folder, or an open_clip name or JSON config with `pretrained`.
+        pretrained: weights for a name: a file, a folder, or an open_clip tag.
+        checkpoint: which checkpoint of a run.
+    """
+    return Model(load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=device))
+
+
+def load_towers(
+    model: str | Path,
+    *,
+    pretrained: str | Path | None = None,
+    checkpoint: Literal["last", "best"] = "last",
+    device: torch.device | str = "cpu",
+) -> TwoTowers:
+    """The same as `load`, as training has it."""
+    folder = Path(model).expanduser()
+    if pretrained is not None:
+        return build_model(str(model), pretrained=pretrained, device=device).eval()
+    if (folder / "checkpoints").is_dir():
+        towers, tau = load_model(folder, checkpoint, device)
+        if tau is not None:  # it was learned in the loss
+            towers.clip.logit_scale.data.fill_(-log(tau))
+        return towers
+    if folder.is_dir():
+        return load_exported(folder, device)
+    raise ValueError(
+        f"model={str(model)!r} is neither the folder of a run nor an exported folder. A name of open_clip "
+        "needs weights: give pretrained, a file or an open_clip tag."
+    )
+
+
+def load_model(
+    run: Path, which: Which = "last", device: torch.device | str = "cpu"
+) -> tuple[TwoTowers, float | None]:
+    """The model of a checkpoint in eval mode, and its temperature; None where the model holds it itself."""
+    path = find_checkpoint(run, which)
+    config, names = read_facts(path)["config"], tensor_names(path)
+    dtype = torch.float64 if config["precision"] == "float64" else torch.float32
+    towers = build_model(
+        str(run / CONFIG_FILE), logit_bias="model.clip.logit_bias" in names, device=device, dtype=dtype
+    )
+    load_tensors(path, {f"model.{name}": tensor for name, tensor in towers.state_dict().items()})
+    return towers.float().eval(), _tau(path, names, config)
+
+
+def load_exported(folder: Path | str, device: torch.device | str = "cpu") -> TwoTowers:
+    """The model of an exported folder, or of any that open_clip loads as `local-dir:`; in eval mode."""
+    name = find_model(str(folder))
+    logit_bias = open_clip.get_model_config(name).get("init_logit_bias") is not None
+    return build_model(name, pretrained=folder, logit_bias=logit_bias, device=device).eval()
+
+
+def _upright(image: Picture) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return turn_upright(image)
+    try:
+        return upright_rgb(Path(image).read_bytes())
+    except BadImage as error:
+        raise ValueError(f"{image} cannot be used: {error}.") from error
+
+
+def _tau(path: Path, names: dict, config: dict) -> float | None:
+    """One temperature, or the mean of individual ones."""
+    name = next((name for name in ("loss.log_scale", "loss.tau") if name in names), None)
+    if name is None:
+        return None
+    size, dtype = names[name]
+    values = torch.empty(size, dtype=dtype)
+    load_tensors(path, {name: values})
+    if name == "loss.tau":
+        return float(values.double().mean())
+    tau_min = config["algorithms"][config["algorithm"]]["tau_min"]
+    return max(tau_min, min(1.0, exp(-float(values))))  # the last step may have left the range

@@ -1,0 +1,138 @@
+"""What a job will need before machines are rented: memory, bytes, time of a step, by algorithm and size."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fastclip.config.options import TrainConfig
+from fastclip.config.resolved import loss_row
+from fastclip.progress import progress
+from fastclip.tools.profiling.fitting import fitted, model_errors
+from fastclip.tools.profiling.job import Job
+from fastclip.tools.profiling.memory import (
+    Memory,
+    ModelSize,
+    Range,
+    activation_bytes,
+    memory,
+    model_size,
+    towers_on_meta,
+)
+from fastclip.tools.profiling.prediction import Bounds, Prediction, bounds, predict
+from fastclip.tools.profiling.traffic import Traffic, step_traffic
+
+
+class Time(NamedTuple):
+    """A step, and what it means for the job."""
+
+    prediction: Prediction
+    pairs_per_second: float
+    speed_up: float
+    """Pairs a second over those of one node."""
+
+
+class Row(NamedTuple):
+    """One algorithm at one size."""
+
+    algorithm: str
+    nodes: int
+    workers: int
+    local_batch: int
+    memory: Memory
+    traffic: Traffic
+    time: Time | None
+    """None if nobody knows how long a step computes."""
+
+    @property
+    def batch(self) -> int:
+        return self.workers * self.local_batch
+
+
+class Plan(NamedTuple):
+    """The answer."""
+
+    job: Job
+    size: ModelSize
+    """Of the model under the first algorithm."""
+    network: Bounds
+    rows: list[Row]
+
+    def row(self, algorithm: str, nodes: int) -> Row:
+        return next(row for row in self.rows if (row.algorithm, row.nodes) == (algorithm, nodes))
+
+
+def make_plan(job: Job) -> Plan:
+    """Build the models without memory, count, and foretell."""
+    for nodes in job.nodes:
+        job.local_batch(nodes)  # a batch that cannot be divided is told before anything is built
+    network = bounds(job.network, fitted())
+    rows, sizes = [], []
+    with progress("building models without weights", "models") as update:
+        update(0, len(job.configs))
+        activations = None
+        for number, config in enumerate(job.configs):
+            towers = towers_on_meta(config)
+            if activations is None and not config.model.gradient_checkpointing:
+                activations = activation_bytes(towers)
+            sizes.append(model_size(towers))
+            rows += [_row(job, config, sizes[-1], activations, network, nodes) for nodes in job.nodes]
+            update(number + 1, len(job.configs))
+    return Plan(job, sizes[0], network, rows)
+
+
+def _row(
+    job: Job, config: TrainConfig, size: ModelSize, activations: Range | None, network: Bounds, nodes: int
+) -> Row:
+    workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
+    return Row(
+        config.algorithm,
+        nodes,
+        workers,
+        local_batch,
+        memory(
+            config, size, workers=workers, local_batch=local_batch, pairs=job.pairs, activations=activations
+        ),
+        traffic_of(config, size, workers, local_batch),
+        _time(job, config, size, network, nodes),
+    )
+
+
+def traffic_of(config: TrainConfig, size: ModelSize, workers: int, local_batch: int) -> Traffic:
+    """What each worker of a run sends in a step."""
+    return step_traffic(
+        config.algorithm,
+        workers=workers,
+        local_batch=local_batch,
+        features=size.features,
+        trained_bytes=size.trained,
+        value_bytes=value_bytes(config),
+        wire_bytes=2 if loss_row(config).wire_dtype else None,  # float16 or bfloat16
+    )
+
+
+def value_bytes(config: TrainConfig) -> int:
+    """Of a number in weights, features and estimators, whatever the towers compute in."""
+    return 8 if config.precision == "float64" else 4
+
+
+def _time(job: Job, config: TrainConfig, size: ModelSize, network: Bounds, nodes: int) -> Time | None:
+    measured = job.computation.get(config.algorithm)
+    if measured is None:
+        return None
+
+    def foretold(nodes: int) -> tuple[Prediction, float]:
+        workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
+        here = measured.at(local_batch)
+        prediction = predict(
+            traffic_of(config, size, workers, local_batch),
+            nodes,
+            network,
+            fitted(),
+            model_errors().step_unseen.largest,
+            computation=here.computation,
+            others=here.others,
+        )
+        return prediction, workers * local_batch / prediction.step.total * 1000
+
+    (prediction, rate), (_, alone) = foretold(nodes), foretold(1)
+    return Time(prediction, rate, rate / alone)

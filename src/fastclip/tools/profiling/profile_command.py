@@ -1,0 +1,204 @@
+"""The verb `fastclip profile`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastclip.options import VerbParser
+
+if TYPE_CHECKING:
+    from fastclip.config.options import TrainConfig
+    from fastclip.distributed.world import World
+    from fastclip.tools.profiling.breakdown import AlgorithmProfile
+
+DEFAULT_ALGORITHMS = "openclip,fastclip-v1,fastclip-v2,fastclip-v3"  # those of the paper's Figure
+PROFILE_FILE, PICTURE_FILE = "profile.json", "profile.png"
+
+_DESCRIPTION = """\
+Where the time of a training step goes: computation, communication (pure, and hidden under computation) and
+others, as in the paper's tables; with bytes sent, peak memory and pairs a second.
+
+  fastclip profile --config emoji
+  fastclip profile --config emoji --algorithm openclip,fastclip-v3 --batch.size 256 --steps 50
+  torchrun --nproc-per-node 8 -m fastclip profile --config cc12m-large --data.train 'shards/*.tar'
+  fastclip profile --config emoji --sizes 1,2,4     with 1, 2 and 4 workers on this machine, and the speed-up
+
+The trainer's own steps run under torch.profiler, for each algorithm from a new model. Any option of
+`fastclip train` may be given. Nothing is evaluated, nothing is saved but the profile, in OUT: profile.json
+with every step of every worker, profile.png, and a trace of each algorithm and worker, to be opened at
+https://ui.perfetto.dev or chrome://tracing. Recording has its price, most of all with small models: compare
+the algorithms and sizes of a profile with each other.
+
+With --sizes batch.size is that of ONE worker, as in the paper: the global batch grows with the workers.
+Without it batch.size is the global batch, as in `fastclip train`. On a CPU each of the workers that --sizes
+starts has OMP_NUM_THREADS threads, one if that is not set."""
+
+
+def profile(words: list[str]) -> None:
+    """Read the options, run the steps of each algorithm, print the table."""
+    given, rest = _parser().parse_known_args(words)
+    from fastclip.config.parse import parse
+    from fastclip.tools.profiling.configs import configs_for
+
+    rest = [*(f"--config={name}" for name in given.config), *rest]
+    # before torch is imported: a mistake is told at once
+    configs, left_out = configs_for(given.algorithm.split(","), parse(rest, prog="fastclip profile"))
+    _check_positive("--steps", given.steps, 20)
+    _check_positive("--warmup", given.warmup, 5)
+    recipe = Path(given.config[-1]).stem if given.config else "train"
+    out = Path(given.out or f"profiles/{recipe}")
+    # or the profiler's library complains at every start that there is no GPU
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    if given.sizes is None:
+        found = _profile_here(configs, out, given)
+    else:
+        found = _profile_sizes(rest, configs, _sizes(given.sizes), out, given)
+    if found is not None:
+        found |= {"command": shlex.join(["fastclip", "profile", *words]), "left_out": left_out}
+        _keep_and_show(found, out, given.json)
+
+
+def _profile_here(configs: list[TrainConfig], out: Path, given: Namespace) -> dict | None:
+    """As one worker, alone or of several; what is found is worker 0's to tell."""
+    from fastclip.distributed.world import joined, quiet_others
+    from fastclip.training.trainer import make_writable
+
+    with joined(timeout=configs[0].timeout) as world:
+        quiet_others(world)
+        if world.main:
+            make_writable(out)
+        profiles = [_profile_one(config, world, out, given) for config in configs]
+    if not world.main:
+        return None
+    facts = {"steps": given.steps, "warmup": given.warmup, "versions": _versions(), "machine": _machine()}
+    return facts | {"profiles": [asdict(profile) for profile in profiles]}
+
+
+def _profile_one(config: TrainConfig, world: World, out: Path, given: Namespace) -> AlgorithmProfile:
+    from fastclip.tools.profiling.breakdown import AlgorithmProfile
+    from fastclip.tools.profiling.profiler import profile_steps
+
+    trace = out / f"trace-{config.algorithm}-rank{world.rank}.json.gz"
+    worker = profile_steps(config, world, trace, steps=given.steps, warmup=given.warmup)
+    return AlgorithmProfile(config.algorithm, config.batch.size, world.gather(worker))
+
+
+def _profile_sizes(
+    rest: list[str], configs: list[TrainConfig], sizes: list[int], out: Path, given: Namespace
+) -> dict:
+    """As one process after another for each number of workers."""
+    import torch
+
+    from fastclip.distributed.world import find_place
+    from fastclip.tools.profiling.sizes import profile_sizes
+
+    if find_place(os.environ) is not None:
+        raise ValueError("--sizes starts workers by itself; call it without torchrun or srun.")
+    gpus = torch.cuda.device_count()
+    if gpus and max(sizes) > gpus:
+        raise ValueError(
+            f"--sizes asks for {max(sizes)} workers, and there are {gpus} GPUs; try --sizes 1,{gpus}."
+        )
+    words = [*rest, f"--algorithm={','.join(config.algorithm for config in configs)}"]
+    words += [f"--steps={given.steps}", f"--warmup={given.warmup}"]
+    found = profile_sizes(words, sizes, configs[0].batch.size, out, len(configs))
+    return found[0] | {"profiles": [profile for one in found for profile in one["profiles"]]}
+
+
+def _keep_and_show(found: dict, out: Path, as_json: bool) -> None:
+    from fastclip.files import write_whole
+    from fastclip.tools.profiling.breakdown import AlgorithmProfile
+    from fastclip.tools.profiling.picture import draw
+    from fastclip.tools.report.output import write
+
+    profiles = [AlgorithmProfile.from_dict(saved) for saved in found["profiles"]]
+    about = {"command": found["command"], "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    units = {"times": "ms", "sent": "bytes a step", "peak_memory": "bytes"}
+    found = about | {"units": units} | found
+    text = json.dumps(found, indent=1) + "\n"
+    write_whole(out / PROFILE_FILE, text)
+    write(draw(profiles), out / PICTURE_FILE)
+    if as_json:
+        print(text, end="")
+    else:
+        _show(profiles, found, out)
+
+
+def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
+    from rich.console import Console
+
+    from fastclip.tools.profiling.breakdown import as_table, sizes
+
+    Console(width=None if sys.stdout.isatty() else 160).print(as_table(profiles))
+    local = f"{profiles[0].batch // profiles[0].size:,} pairs a step on each worker"
+    if len(sizes(profiles)) > 1:
+        local += ", however many there are"
+    lines = [
+        f"Mean (sd) of {found['steps']} steps after {found['warmup']} to warm up; {local}.",
+        "Pure communication is what no computation hides. Others is the rest of the total.",
+        f"Peak memory is the {profiles[0].workers[0].memory}.",
+    ]
+    if max(sizes(profiles)) > 1:
+        lines.append("The slowest worker is the one that the others wait for: the least pure communication.")
+    cores, threads = found["machine"]["cores"], found["machine"]["threads"]
+    if not found["machine"]["gpu"] and max(sizes(profiles)) * threads > cores:
+        lines.append(f"! {max(sizes(profiles))} workers of {threads} threads share {cores} cores.")
+    lines += [f"! {sentence}" for sentence in found["left_out"]]
+    print("\n".join(["", *lines, f"Figures, a picture and traces for ui.perfetto.dev: {out}"]))
+
+
+def _parser() -> ArgumentParser:
+    parser = VerbParser(
+        "profile", "--config RECIPE [--algorithm A,B] [--sizes 1,2,4] [--OPTION VALUE …]", _DESCRIPTION
+    )
+    add = parser.add_argument
+    add("--config", action="append", default=[], help="a recipe's name, or a YAML file")
+    add("--algorithm", metavar="A,B", default=DEFAULT_ALGORITHMS, help=f"(default: {DEFAULT_ALGORITHMS})")
+    add("--steps", type=int, default=20, metavar="N", help="steps that are measured (default: 20)")
+    add("--warmup", type=int, default=5, metavar="N", help="steps before them (default: 5)")
+    add("--sizes", metavar="1,2,4", help="start so many workers on this machine, one number after another")
+    add("--out", metavar="FOLDER", help="where all is kept (default: profiles/RECIPE)")
+    add("--json", action="store_true", help="print profile.json instead of the table")
+    return parser
+
+
+def _check_positive(name: str, value: int, example: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} {value} must be at least 1; try {example}.")
+
+
+def _sizes(text: str) -> list[int]:
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() and int(number) for number in numbers):
+        raise ValueError(f"--sizes {text} must be numbers of workers with commas between; try --sizes 1,2.")
+    return sorted({int(number) for number in numbers})
+
+
+def _versions() -> dict[str, str]:
+    packages = ("fastclip", "torch", "open_clip_torch", "numpy")
+    return {package: version(package) for package in packages} | {"python": platform.python_version()}
+
+
+def _machine() -> dict:
+    import torch
+
+    from fastclip.files import cores
+
+    on_gpu = torch.cuda.is_available()
+    return {
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+    }

@@ -1,0 +1,78 @@
+"""Scores of `fastclip eval`, as a page shows them: by suite, means first, what failed told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fastclip.evaluation.tasks import Mean, find_suite
+from fastclip.run.folder import number
+from fastclip.run.results import Result
+
+_TITLES = {"datacomp": "DataComp", "emoji": "Emoji", "icons": "Icons"}
+
+
+class Score(NamedTuple):
+    """A task's line."""
+
+    name: str
+    measure: str
+    value: float
+    images: int
+    """That could be used."""
+    others: dict[str, float]
+    """Its other measures."""
+
+
+@dataclass
+class Group:
+    """Tasks of one suite, or of none."""
+
+    title: str
+    scores: list[Score] = field(default_factory=list)
+    means: list[Mean] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    """A task and its error."""
+    unscored: int = 0
+    """Tasks of the suite that have no score."""
+
+
+def group_scores(results: list[Result]) -> list[Group]:
+    """In the order of the suites' own lists; tasks of no suite come last."""
+    left = {result.task: result for result in results}
+    groups = []
+    for name in _suites(left):
+        suite = find_suite(name)
+        rows = [row for row in suite.rows if row.folder in left]
+        group = _group(_TITLES[name], {row.name: left.pop(row.folder) for row in rows})
+        values = {row.folder: score.value for row in rows for score in group.scores if score.name == row.name}
+        group.means = [mean for mean in suite.means(values) if mean.found]
+        group.unscored = len(suite.rows) - len(values)
+        groups.append(group)
+    if left:
+        groups.append(_group("Other tasks" if groups else "Tasks", left))
+    return groups
+
+
+def _suites(tasks: dict[str, Result]) -> list[str]:
+    """The suites that the tasks are of. The icon suite holds the emoji tasks too: either, not both."""
+
+    def has(name: str) -> bool:
+        return any(row.folder in tasks for row in find_suite(name).rows)
+
+    emoji = {row.folder for row in find_suite("emoji").rows}
+    icons = any(row.folder in tasks for row in find_suite("icons").rows if row.folder not in emoji)
+    return [name for name in ("icons" if icons else "emoji", "datacomp") if has(name)]
+
+
+def _group(title: str, results: dict[str, Result]) -> Group:
+    group = Group(title)
+    for name, result in results.items():
+        value = number(result.value)
+        if result.error or value is None:
+            group.failed.append((name, result.error or f"it has no {result.measure or 'measure'}"))
+            continue
+        others = {key: v for key, score in result.scores.items() if (v := number(score)) is not None}
+        others.pop(result.measure)
+        group.scores.append(Score(name, result.measure, value, result.images - result.unusable, others))
+    return group

@@ -1,0 +1,265 @@
+"""Pictures by words, or by another picture: an index of features, kept beside the run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fastclip.data.images import BadImage, upright_rgb
+from fastclip.data.manifest import caption_lines, digest, open_manifest
+from fastclip.data.pairs import File, Pair, SourceError
+from fastclip.data.remote import is_remote
+from fastclip.data.sheet import draw_sheet
+from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, find_files, read_pairs, tar_members
+from fastclip.evaluation.features import Encoder, ImageFeatures
+from fastclip.evaluation.kept import kept_features, model_key
+from fastclip.evaluation.layout import PairPlace
+from fastclip.evaluation.shards import ImagePlace
+from fastclip.files import cache_folder
+from fastclip.run.load import Model, load
+
+log = logging.getLogger(__name__)
+_CAPTIONS_AT_ONCE = 1024
+
+
+class Match(NamedTuple):
+    """A picture that was found."""
+
+    number: int
+    name: str
+    score: float
+    """The cosine between the features."""
+
+
+class CaptionMatch(NamedTuple):
+    """A caption that was found."""
+
+    text: str
+    score: float
+    """The cosine between the features."""
+
+
+class Picture(NamedTuple):
+    """Where a picture is, what it is called, and what is said of it."""
+
+    name: str
+    place: ImagePlace | PairPlace
+    text: ImagePlace | str = ""
+    """Its captions, or where they are; a pair knows its own."""
+
+    @property
+    def captions(self) -> list[str]:
+        """One for each line; none if there are none, or they cannot be read."""
+        try:
+            if isinstance(self.place, PairPlace):
+                return caption_lines(self.place.caption())
+            if isinstance(self.text, str):
+                return caption_lines(self.text)
+            return caption_lines(self.text.read().decode("utf-8-sig", errors="replace"))
+        except (OSError, BadImage):
+            return []
+
+
+class Pictures:
+    """Pictures by number, and what changes when one of them does."""
+
+    def __init__(self, pictures: list[Picture], fingerprint: str):
+        self.pictures, self.fingerprint = pictures, fingerprint
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def image(self, number: int) -> bytes:
+        return self.pictures[number].place.read()
+
+    def where(self, number: int) -> str:
+        return self.pictures[number].name
+
+
+class Index:
+    """Features of pictures, and the model that compares them with words."""
+
+    def __init__(self, pictures: Pictures, model: Model, features: ImageFeatures):
+        self.pictures, self.model, self.features = pictures, model, features
+        self._caption_md: Tensor | None = None
+
+    @classmethod
+    def open(
+        cls,
+        model: str,
+        images: str | list[str],
+        pretrained: str | None = None,
+        checkpoint: Literal["last", "best"] = "last",
+        workers: int = 2,
+        progress: Callable[[int, int], None] | None = None,
+        columns: tuple[str | None, str | None] = (None, None),
+    ) -> Index:
+        """Take the index that is there, or make it; it is made anew when the model or a file has changed.
+
+        Args:
+            columns: of a table's images and captions, where they have unusual names.
+        """
+        pictures = list_pictures(images, columns)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, device=device)
+        encoder = Encoder(
+            loaded.towers,
+            transform=loaded.towers.eval_transform(),
+            tokenizer=loaded.towers.tokenizer(),
+            device=device,
+            workers=workers,
+        )
+        file = _index_file(Path(model).expanduser(), images)
+        key = digest([model_key(loaded.towers, None), pictures.fingerprint])
+        return cls(pictures, loaded, kept_features(pictures, encoder, file, key, progress))
+
+    def by_text(self, text: str, top: int) -> list[Match]:
+        """The pictures that fit the words best, the best first."""
+        return self.nearest_pictures(self.model.encode_text(text)[0], top)
+
+    def by_image(self, image: Image.Image | Path, top: int) -> list[Match]:
+        """The pictures that are most like this one."""
+        return self.nearest_pictures(self.model.encode_image(image)[0], top)
+
+    def captions_for(self, image: Image.Image | Path, top: int) -> list[CaptionMatch]:
+        """Of the captions of all pictures, those that fit this one best, the best first."""
+        return self.nearest_captions(self.model.encode_image(image)[0], top)
+
+    def nearest_captions(self, query_d: Tensor, top: int) -> list[CaptionMatch]:
+        """Those whose features are nearest, the best first."""
+        if not self.captions:
+            return []
+        scores = self.caption_features() @ query_d
+        best = scores.argsort(descending=True, stable=True)[:top]
+        return [
+            CaptionMatch(self.captions[number], score)
+            for number, score in zip(best.tolist(), scores[best].tolist(), strict=True)
+        ]
+
+    @cached_property
+    def captions(self) -> list[str]:
+        """What is said of the pictures that can be used, in their order, each once."""
+        kept = (self.pictures.pictures[number] for number in self.features.kept_b.tolist())
+        return list(dict.fromkeys(caption for picture in kept for caption in picture.captions))
+
+    def caption_features(self, progress: Callable[[int, int], None] | None = None) -> Tensor:
+        """A row for each of `captions`, encoded once; `progress(done, total)` counts them."""
+        if self._caption_md is None:
+            parts = []
+            for start in range(0, len(self.captions), _CAPTIONS_AT_ONCE):
+                parts.append(self.model.encode_text(self.captions[start : start + _CAPTIONS_AT_ONCE]))
+                if progress is not None:
+                    progress(start + len(parts[-1]), len(self.captions))
+            self._caption_md = torch.cat(parts) if parts else self.features.image_bd.new_empty(0, 0)
+        return self._caption_md
+
+    def draw(self, matches: list[Match], path: Path) -> None:
+        """A contact sheet, the best first."""
+        cells = [
+            (upright_rgb(self.pictures.image(match.number)), f"{match.score:.3f}\n{Path(match.name).name}")
+            for match in matches
+        ]
+        draw_sheet(cells, path)
+
+    def nearest_pictures(self, query_d: Tensor, top: int) -> list[Match]:
+        """Those whose features are nearest, the best first."""
+        scores = self.features.image_bd @ query_d
+        best = scores.argsort(descending=True, stable=True)[:top]
+        return [
+            Match(number, self.pictures.where(number), score)
+            for number, score in zip(self.features.kept_b[best].tolist(), scores[best].tolist(), strict=True)
+        ]
+
+
+def list_pictures(images: str | list[str], columns: tuple[str | None, str | None] = (None, None)) -> Pictures:
+    """The pictures in a folder and the folders in it, also those in tars; or those of any pairs."""
+    paths = [images] if isinstance(images, str) else images
+    folder = Path(paths[0]).expanduser()
+    if len(paths) == 1 and folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        loose = [path for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS]
+        tars = [path for path in files if path.suffix == ".tar"]
+        if loose or tars:
+            return _in_files(folder, loose, tars)
+    found = find_files(images)
+    if all(file.kind == "tar" and not is_remote(file.path) for file in found):
+        tars = [Path(file.path) for file in found]
+        return _in_files(Path(os.path.commonpath([tar.parent for tar in tars])), [], tars)
+    manifest = open_manifest(images, image_column=columns[0], caption_column=columns[1])
+    pictures = [Picture(manifest.where(i), PairPlace(manifest, i)) for i in range(len(manifest))]
+    stamps = [_stamp(path) for path in sorted({Path(picture.name) for picture in pictures})]
+    return Pictures(pictures, digest([manifest.fingerprint, stamps]))
+
+
+def _in_files(folder: Path, loose: list[Path], tars: list[Path]) -> Pictures:
+    told = _captions_in_tables(folder)
+    pictures = []
+    for path in loose:
+        name, beside = str(path.relative_to(folder)), path.with_suffix(".txt")
+        text = ImagePlace(str(beside)) if beside.exists() else told.get(name, "")
+        pictures.append(Picture(name, ImagePlace(str(path)), text))
+    for path in tars:
+        with path.open("rb") as stream:
+            members, damage = tar_members(stream)
+        if damage:
+            log.warning("%s: %s; the pictures before it are used.", path, damage)
+        plain = [member for member in members if member.plain]
+        texts = {
+            member.key: ImagePlace(str(path), member.offset, member.size)
+            for member in plain
+            if member.extension == "txt"
+        }
+        pictures += [
+            Picture(
+                f"{path.relative_to(folder)}/{member.key}.{member.extension}",
+                ImagePlace(str(path), member.offset, member.size),
+                texts.get(member.key, ""),
+            )
+            for member in plain
+            if member.extension in IMAGE_EXTENSIONS
+        ]
+    if not pictures:
+        raise ValueError(f"{tars[0]} holds no pictures ({', '.join(IMAGE_EXTENSIONS)}).")
+    stamps = [[str(path.relative_to(folder)), *_stamp(path)] for path in (*loose, *tars)]
+    return Pictures(pictures, digest(stamps))
+
+
+def _captions_in_tables(folder: Path) -> dict[str, str]:
+    """By the picture's name, from metadata.jsonl or captions.csv."""
+    if not any((folder / name).exists() for name in FOLDER_TABLES):
+        return {}
+    try:
+        found = list(read_pairs(File(str(folder), "folder")))
+    except SourceError as error:  # a table of labels, say
+        log.info("%s: its pictures are searched without captions (%s)", folder, error)
+        return {}
+    return {
+        pair.image: pair.caption
+        for pair in found
+        if isinstance(pair, Pair) and isinstance(pair.image, str) and isinstance(pair.caption, str)
+    }
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:  # elsewhere, or gone: its picture will be left out
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _index_file(model: Path, images: str | list[str]) -> Path:
+    """RUN/search for a run; in the cache for a model that has no folder of its own to write into."""
+    paths = [images] if isinstance(images, str) else images
+    name = digest([os.path.abspath(Path(path).expanduser()) for path in paths])
+    if (model / "checkpoints").is_dir():
+        return model / "search" / f"{name}.safetensors"
+    return cache_folder("search") / f"{digest([os.path.abspath(model), name])}.safetensors"

@@ -1,0 +1,104 @@
+"""Tuning: as many tries for every arm, judged on validation pairs; no test is ever opened.
+
+`tuning.json` in the study's folder holds all of it:
+
+    {"measure": "mean_recall@1", "pairs": …, "seed": 1000,
+     "set": {…},                                                               of these runs alone
+     "arms": [{"arm": NAME, "values": {…}, "chosen": {"optim.lr": 0.001},      null before all were tried
+               "tried": [{"values": {"optim.lr": 0.001}, "run": "tuning/NAME/lr0.001",
+                          "score": 0.41,                                       null without one
+                          "error": ""}, …]}, …]}
+
+What was chosen stays chosen: the arm's runs are made with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastclip.files import write_whole
+from fastclip.run.metrics import read_metrics
+from fastclip.tools.study.arms import Arm, grid, slug
+from fastclip.tools.study.plan import Study
+from fastclip.tools.study.study import TUNING_FILE, chosen_values, failure_file, is_trained
+
+_NEVER = 1e9  # epochs between two evaluations: the one at the end is made whatever this is
+
+
+@dataclass
+class Trial:
+    """An arm with one choice of the tuned values."""
+
+    arm: Arm
+    values: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        return f"tuning-{self.arm.name}-{slug(self.values)}"
+
+    def folder(self, out: Path) -> Path:
+        return out / "tuning" / self.arm.name / slug(self.values)
+
+    def options(self, study: Study) -> dict[str, object]:
+        """The arm's options, but what is evaluated: the validation pairs alone, and at the end alone."""
+        arm = Arm(self.arm.name, self.arm.values, tuned=self.values)
+        evaluation = {
+            "evaluate.pairs": study.validation["pairs"],
+            "evaluate.tasks": None,
+            "evaluate.best": study.measure,
+            "evaluate.every": _NEVER,
+        }
+        return study.options(arm, study.tune_seed) | study.tune_set | evaluation
+
+
+def trials(arm: Arm) -> list[Trial]:
+    """All that is tried for an arm, in the order of the file."""
+    return [Trial(arm, values) for values in grid(arm.tune)] if arm.tune else []
+
+
+def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
+    """Write tuning.json, and give what it chooses by the arm's name; arms not yet tried out are not there.
+
+    The highest score wins, the first of equal ones. A trial that failed has no score and cannot win.
+    """
+    before, arms = chosen_values(out), []
+    for arm in study.all_arms():
+        tried = [_tried(trial, study, out) for trial in trials(arm)]
+        chosen = before.get(arm.name)
+        scored = [one for one in tried if one["score"] is not None]
+        if chosen is None and scored and all(one["score"] is not None or one["error"] for one in tried):
+            chosen = max(scored, key=lambda one: one["score"])["values"]  # the first of equal ones
+        arms.append({"arm": arm.name, "values": arm.values, "chosen": chosen, "tried": tried})
+    found = {
+        "measure": study.measure,
+        "pairs": study.validation["pairs"],
+        "seed": study.tune_seed,
+        "set": study.tune_set,
+        "arms": arms,
+    }
+    write_whole(out / TUNING_FILE, json.dumps(found, indent=2) + "\n")
+    return chosen_values(out)
+
+
+def _tried(trial: Trial, study: Study, out: Path) -> dict:
+    folder, error = trial.folder(out), ""
+    score = None
+    try:
+        if is_trained(folder):
+            score = _last_score(folder, study.measure)
+            error = "" if score is not None else f"{study.measure} is not a finite number at the end"
+    except (OSError, ValueError) as broken:
+        error = str(broken)
+    failed = failure_file(out, trial.name)
+    if score is None and failed.is_file():
+        error = failed.read_text(encoding="utf-8", errors="replace").strip()
+    run = str(folder.relative_to(out))
+    return {"values": trial.values, "run": run, "score": score, "error": error}
+
+
+def _last_score(folder: Path, measure: str) -> float | None:
+    """Of the evaluation at the end of the run."""
+    evaluated = [record for record in read_metrics(folder / "metrics.jsonl") if "evaluation" in record]
+    return evaluated[-1]["evaluation"].get(measure) if evaluated else None

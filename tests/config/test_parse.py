@@ -1,0 +1,352 @@
+"""Recipes hold the paper's values, and a command line finds and changes them, or is told what is wrong."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from math import log
+
+import pytest
+
+from fastclip.cli import main
+from fastclip.config.options import BatchConfig, as_dict
+from fastclip.config.parse import SECTIONS, _parser, find_recipe, parse, recipe_names, write_config
+from fastclip.config.resolved import loss_settings, optim_row, resolve
+from fastclip.objective.algorithms import ALGORITHMS
+from tests.training.runs import Run, collection, metrics
+
+recipe = cache(lambda name: parse(["--config", name]))
+
+# Table settings: model, global batch, epochs
+SETTINGS = {
+    "cc3m-medium": ("RN50", 1024, 37),
+    "cc12m-large": ("ViT-B-32", 2048, 33),
+    "laion-xlarge": ("ViT-B-16", 5120, 42),
+}
+
+# Tables tuned_gamma and tuned_rho, and the text around them: τ, lr_τ, ρ, schedule of γ, γ or γ_min, E.
+# v2 is the temperature study's. v0 has the common values of that study; its lr_τ is ours, the model's rate.
+ALGORITHM_VALUES = {
+    ("cc3m-medium", "sogclr"): (0.03, None, None, "constant", 0.6, None),
+    ("cc3m-medium", "isogclr"): (0.03, 1e-2, 9.0, "constant", 0.6, None),
+    ("cc3m-medium", "fastclip-v0"): (0.03, 1e-3, None, "cosine", 0.2, 18),
+    ("cc3m-medium", "fastclip-v1"): (0.03, None, None, "cosine", 0.2, 18),
+    ("cc3m-medium", "fastclip-v2"): (0.03, 1e-2, 7.0, "cosine", 0.2, 18),
+    ("cc3m-medium", "fastclip-v3"): (0.07, 2e-4, 6.5, "cosine", 0.2, 18),
+    ("cc12m-large", "sogclr"): (0.03, None, None, "constant", 0.6, None),
+    ("cc12m-large", "isogclr"): (0.03, 1e-2, 9.0, "constant", 0.8, None),
+    ("cc12m-large", "fastclip-v0"): (0.03, 4e-4, None, "cosine", 0.2, 16),
+    ("cc12m-large", "fastclip-v1"): (0.03, None, None, "cosine", 0.2, 16),
+    ("cc12m-large", "fastclip-v2"): (0.03, 1e-4, 8.5, "cosine", 0.2, 16),
+    ("cc12m-large", "fastclip-v3"): (0.07, 1e-4, 8.5, "cosine", 0.2, 16),
+    ("laion-xlarge", "fastclip-v3"): (0.07, 5e-5, 16.0, "cosine", 0.8, 10),
+}
+EPSILON = {"cc3m-medium": 1e-14, "cc12m-large": 1e-14, "laion-xlarge": 1e-6}
+
+# Tables default_hyperparams and tuned_lr_wd: lr, wd, betas, ε, warm-up, min_lr. Lion's betas are ours.
+OPTIMIZER_VALUES = {
+    ("cc3m-medium", "adamw"): (1e-3, 0.1, (0.9, 0.999), 1e-8, 10_000, 0),
+    ("cc3m-medium", "lamb"): (2e-3, 0.1, (0.9, 0.999), 1e-8, 10_000, 0),
+    ("cc3m-medium", "lion"): (2e-4, 0.3, (0.9, 0.99), None, 10_000, 0),
+    ("cc3m-medium", "sgd"): (1.0, 3e-6, None, None, 10_000, 0),
+    ("cc12m-large", "adamw"): (4e-4, 0.1, (0.9, 0.98), 1e-6, 10_000, 0),
+    ("cc12m-large", "lamb"): (2e-3, 0.1, (0.9, 0.98), 1e-6, 10_000, 0),
+    ("cc12m-large", "lion"): (1e-4, 0.3, (0.9, 0.99), None, 10_000, 0),
+    ("cc12m-large", "sgd"): (2.0, 3e-6, None, None, 10_000, 0),
+    ("laion-xlarge", "adamw"): (2e-4, 0.2, (0.9, 0.98), 1e-6, 13_000, 0),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_papers_settings(name):
+    config = recipe(name)
+    assert (config.model.name, config.batch.size, config.epochs) == SETTINGS[name]
+    assert (config.algorithm, config.optimizer) == ("fastclip-v3", "adamw")
+    assert config.batch.reference == config.batch.size  # the paper's rates are for its own batch
+
+
+@pytest.mark.parametrize(("name", "algorithm"), ALGORITHM_VALUES)
+def test_the_algorithm_alone_switches_to_the_papers_values(name, algorithm):
+    config = resolve(parse(["--config", name, "--algorithm", algorithm]))
+    tau, tau_lr, rho, schedule, gamma, decay_epochs = ALGORITHM_VALUES[name, algorithm]
+    s = loss_settings(config)
+    assert s.algorithm.name == algorithm
+    assert s.tau == tau
+    assert s.tau_lr == (tau_lr or 0)
+    assert s.rho == (rho or 0)
+    assert (s.gamma_schedule, s.gamma) == (schedule, gamma)
+    assert config.algorithms[algorithm].gamma_decay_epochs == decay_epochs
+    assert s.gamma_at(0) == (1 if schedule == "cosine" else gamma)
+    assert s.gamma_at(100) == gamma
+    assert s.epsilon == EPSILON[name]
+    assert s.estimator == "paper"
+    assert optim_row(config) == optim_row(resolve(recipe(name)))  # the optimizer is as it was
+
+
+@pytest.mark.parametrize(("name", "optimizer"), OPTIMIZER_VALUES)
+def test_the_optimizer_alone_switches_to_the_papers_values(name, optimizer):
+    config = resolve(parse(["--config", name, "--optimizer", optimizer]))
+    row = optim_row(config)
+    expected = OPTIMIZER_VALUES[name, optimizer]
+    assert (row.lr, row.weight_decay, row.betas, row.eps, row.warmup, row.min_lr) == expected
+    assert row.momentum == (0.9 if optimizer == "sgd" else None)
+    assert row.clip is None  # the paper clips nothing
+    assert loss_settings(config) == loss_settings(recipe(name))
+
+
+def test_the_peers_learn_at_the_models_rate():
+    for name in SETTINGS:
+        for peer in ("openclip", "siglip"):
+            row = resolve(replace(recipe(name), algorithm=peer)).algorithms[peer]
+            assert as_dict(row) == {"tau": 0.07 if peer == "openclip" else 0.1}
+
+
+def test_every_recipe_has_a_row_for_every_algorithm_and_optimizer():
+    for name in recipe_names():
+        assert recipe(name).algorithms.keys() == ALGORITHMS.keys()
+        assert recipe(name).optimizers.keys() == {"adamw", "lamb", "lion", "sgd"}
+
+
+def test_small_batches_take_a_radius_that_they_can_reach():
+    for name in ("scenes", "emoji", "icons"):
+        for algorithm, row in recipe(name).algorithms.items():
+            if ALGORITHMS[algorithm].rho is not None:
+                reach = log(recipe(name).batch.size - 1)
+                assert 0 < (row.rho if row.rho is not None else row.rho_share * reach) < reach
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rates_scale_in_proportion_to_the_batch_and_nothing_else_does(name):
+    own = resolve(recipe(name))
+    size = own.batch.size
+    for factor in (0.5, 4):
+        config = resolve(replace(own, batch=replace(own.batch, size=int(size * factor))))
+        assert config.scale == factor
+        assert loss_settings(config).tau_lr == pytest.approx(factor * loss_settings(own).tau_lr)
+        assert replace(loss_settings(config), tau_lr=0.0) == replace(loss_settings(own), tau_lr=0.0)
+        assert optim_row(config) == optim_row(own)  # written for the reference, scaled when it is used
+
+
+def test_a_run_uses_the_scaled_rates(tmp_path):
+    options = {
+        "--config": "scenes",
+        "--out": tmp_path / "run",
+        "--data.train": collection(tmp_path / "train", 24),
+        "--data.keep_decoded": "false",
+        "--evaluate.pairs": "null",
+        "--batch.size": 24,
+        "--batch.reference": 8,
+        "--epochs": 1,  # one step: the warm-up's last, at the peak
+        "--log.every": 1,
+    }
+    environment = {"FASTCLIP_CACHE": str(tmp_path / "cache")}
+    Run([str(word) for pair in options.items() for word in pair], environment=environment).finish()
+    (record,) = metrics(tmp_path / "run")
+    assert record["lr"] == pytest.approx(3 * 1e-3)
+    assert record["tau_lr"] == pytest.approx(3 * 1e-3)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_written_config_gives_the_same_run_again(name, tmp_path):
+    whole = resolve(recipe(name))
+    path = tmp_path / "config.yaml"
+    write_config(whole, path)
+    again = parse(["--config", str(path)])
+    assert again == whole
+    assert resolve(again) == whole
+
+
+def test_a_written_config_with_options_gives_the_same_run_and_other_algorithms_again(tmp_path):
+    words = [
+        "--config",
+        "cc12m-large",
+        "--optimizer",
+        "lion",
+        "--loss.rho_share",
+        "0.5",
+        "--loss.tau",
+        "0.05",
+    ]
+    words += ["--optim.lr", "3e-5", "--data.train", "[a.tar, é.csv]", "--data.augment", "{scale: [0.5, 1.0]}"]
+    whole = resolve(
+        parse([*words, "--algorithm", "fastclip-v2", "--seed", "7", "--loss.tau_betas", "[0.8, 0.9]"])
+    )
+    path = tmp_path / "config.yaml"
+    write_config(whole, path)
+    assert resolve(parse(["--config", str(path)])) == whole
+    assert whole.data.train == ["a.tar", "é.csv"]
+    for algorithm in ("fastclip-v1", "fastclip-v3", "openclip"):
+        switched = resolve(parse(["--config", str(path), "--algorithm", algorithm]))
+        fresh = resolve(replace(recipe("cc12m-large"), algorithm=algorithm))
+        assert loss_settings(switched) == loss_settings(fresh)
+        assert switched.algorithms[algorithm] == fresh.algorithms[algorithm]
+        assert optim_row(switched) == optim_row(whole)
+
+
+def test_a_recipe_is_found_by_its_name_and_a_file_by_its_path(tmp_path, monkeypatch):
+    assert recipe_names() == ["cc12m-large", "cc3m-medium", "emoji", "icons", "laion-xlarge", "scenes"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("epochs: 3\nbatch: {size: 32}\n")
+    config = parse(["--config=mine.yaml"])
+    assert (config.epochs, config.batch.size, config.out) == (3, 32, "runs/mine-fastclip-v3")
+    (tmp_path / "emoji").mkdir()  # such as data that were put there
+    assert parse(["--config", "emoji"]).out == "runs/emoji-fastclip-v3"
+    assert parse([]).out == "runs/train-fastclip-v3"
+
+
+def test_options_win_wherever_they_stand_and_later_files_over_earlier_ones(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "epochs: 3\noptimizer: lamb\nalgorithms: {fastclip-v1: {tau: 0.02}}\nloss: {gamma: 0.3}\n"
+    )
+    before = parse(
+        ["--algorithm", "fastclip-v1", "--epochs", "2", "--config", "scenes", "--config", str(mine)]
+    )
+    after = parse(
+        ["--config", "scenes", "--config", str(mine), "--epochs", "2", "--algorithm", "fastclip-v1"]
+    )
+    assert before == after
+    assert (before.epochs, before.optimizer, before.algorithm) == (2, "lamb", "fastclip-v1")
+    assert before.model.name == "vit-scenes"  # what the second file leaves out is the first one's
+    s = loss_settings(resolve(before))
+    assert (s.tau, s.gamma, s.gamma_schedule) == (
+        0.02,
+        0.3,
+        "cosine",
+    )  # one value of the row; `loss`; the row
+    other = parse(["--config", str(mine), "--config", "scenes"])
+    assert (other.epochs, other.optimizer) == (5, "adamw")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--config emojis", "--config emojis: there is no such file or recipe. Did you mean emoji?"),
+        ("--config cc3m", "Did you mean cc3m-medium?"),
+        ("--config .", "--config . is a folder. Give a YAML file"),
+        ("--config", "--config needs a YAML file or a recipe: cc12m-large"),
+        ("--config --epochs 3", "--config needs a YAML file or a recipe"),
+        ("--algoritm sogclr", "There is no option algoritm. Did you mean algorithm?"),
+        ("--loss.roh=5", "There is no option loss.roh. Did you mean loss.rho?"),
+        ("--lr 1e-3", "There is no option lr. Did you mean optim.lr?"),
+        ("--batch-size 64", "There is no option batch-size. Did you mean batch.size?"),
+        ("--every 3", "There is no option every. Did you mean evaluate.every or log.every?"),
+        ("--no.such.thing 3", "There is no option no.such.thing. `fastclip train --help` lists them all."),
+        ("--data.train a.tar b.tar", "'b.tar' belongs to no option. Several paths are a list"),
+        ("--algorithm fastclip-v4", "algorithm='fastclip-v4' is unknown. Did you mean 'fastclip-v"),
+        ("--optimizer adam", "optimizer='adam' is unknown. Did you mean 'adamw'?"),
+        ("--epochs ten", "epochs=ten is not possible: it must be a number."),
+        ("--batch.size 64.5", "batch.size=64.5 is not possible: it must be a whole number."),
+        ("--batch.size 1", "batch.size=1 is not possible; try batch.size=1024."),
+        ("--optim.betas 0.9", "optim.betas=0.9 is not possible: it must be two numbers, e.g. [0.9, 0.98]."),
+        ("--precision fp16", "one of float32, tf32, bfloat16, float16, float64. Did you mean float16?"),
+        ("--loss.gamma_schedule cosin", "it must be one of constant, cosine. Did you mean cosine?"),
+        ("--log.tensorboard maybe", "log.tensorboard=maybe is not possible: it must be true or false."),
+        ("--log.tensorboard", "--log.tensorboard needs a value: true or false."),
+        ("--data.train", "--data.train needs a value: a path, or a list of them."),
+        ("--model RN50", "model=RN50 is not possible: it is a section. Did you mean model.name=RN50?"),
+        ("--loss.rho 3 --loss.rho_share 0.5", "loss.rho=3.0 and loss.rho_share=0.5 say the same thing"),
+    ],
+)  # fmt: skip
+def test_a_mistake_on_the_command_line_is_told_in_words(words, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        parse(words.split())
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 3", "There is no option epoch. Did you mean epochs?"),
+        ("batch: {sise: 3}", "There is no option batch.sise. Did you mean batch.size?"),
+        ("batch: 64", "batch=64 is not possible: it is a section. Did you mean batch.size=64?"),
+        ("algorithms: {fastclip-v3: {roh: 5}}", "There is no option roh. Did you mean rho?"),
+        (
+            "algorithms: {fastclip-v3: {rho: five}}",
+            "algorithms.rho=five is not possible: it must be a number.",
+        ),
+        (
+            "algorithms: {fastclip-v9: {rho: 5}}",
+            "algorithm='fastclip-v9' is unknown. Did you mean 'fastclip-v",
+        ),
+        ("algorithms: 3", "algorithms=3 is not possible: it must be a table"),
+        ("optimizers: {adamv: {lr: 1}}", "optimizers='adamv' is unknown. Did you mean 'adamw'?"),
+        ("optimizers: {adamw: {lr: -1}}", "optim.lr=-1.0 is not possible; try optim.lr=0.001."),
+        ("batch: {size: 1}", "batch.size=1 is not possible"),
+        ("epochs: [3", "mine.yaml is not YAML"),
+        ("just words", "mine.yaml holds no settings"),
+        ("", "mine.yaml holds no settings"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_in_words(text, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        parse(["--config", str(path)])
+    assert message in str(error.value)
+
+
+def test_a_runs_folder_given_as_config_leads_to_its_file(tmp_path):
+    (tmp_path / "config.yaml").write_text("epochs: 3")
+    with pytest.raises(ValueError, match=f"is a folder. Give a YAML file: {tmp_path}/config.yaml"):
+        find_recipe(str(tmp_path))
+
+
+def test_a_mistake_is_one_line_and_exit_code_1(capsys):
+    assert main(["train", "--config", "scenes", "--algorithm", "fastclip-v1", "--loss.rho", "3"]) == 1
+    line = "fastclip train: loss.rho=3.0 has no effect with fastclip-v1: its loss has no ρ. Leave it out."
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_help_and_mistakes_come_before_torch_is_imported():
+    code = """if True:
+        import contextlib, sys
+        from fastclip.cli import main
+        with contextlib.suppress(SystemExit):
+            main(["train", "--help"])
+        assert main(["train", "--config", "emoji", "--optim.momentum", "0.9"]) == 1
+        import fastclip.config.resolved
+        heavy = {"torch", "numpy", "open_clip", "PIL"} & sys.modules.keys()
+        assert not heavy, heavy
+        """
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert run.returncode == 0, run.stderr
+    assert "optim.momentum=0.9 has no effect with adamw" in run.stderr
+
+
+def test_help_teaches():
+    command = [sys.executable, "-m", "fastclip", "train", "--help"]
+    environment = os.environ | {"COLUMNS": "110"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
+    assert run.returncode == 0, run.stderr
+    for name in [*recipe_names(), *ALGORITHMS]:
+        assert name in run.stdout
+    for taught in ("75 stopped", "call again to go on", "config.yaml", "torchrun", "(default: fastclip-v3)"):
+        assert taught in run.stdout
+    for noise in ("type: ", "null", "Path to a configuration file", "LossOptions"):
+        assert noise not in run.stdout
+    assert all(len(line) <= 110 for line in run.stdout.splitlines())
+
+
+def test_every_option_is_explained():
+    actions = [action for action in _parser("fastclip train")._actions if action.dest not in SECTIONS]
+    assert len(actions) > 60
+    assert [action.dest for action in actions if not action.help] == []
+
+
+def test_all_settings_can_be_printed_and_read_again(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(["--print_config", "--config", "scenes", "--epochs", "3"])
+    assert stop.value.code == 0
+    path = tmp_path / "mine.yaml"
+    path.write_text(capsys.readouterr().out)
+    again = parse(["--config", str(path)])
+    assert resolve(again) == resolve(replace(recipe("scenes"), epochs=3.0, out=again.out))
+
+
+def test_a_smaller_batch_on_the_command_line_lowers_the_rates():
+    config = resolve(parse(["--config", "cc12m-large", "--batch.size", "512"]))
+    assert config.batch == BatchConfig(size=512, reference=2048)
+    assert loss_settings(config).tau_lr == pytest.approx(1e-4 / 4)

@@ -1,0 +1,201 @@
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fastclip.distributed.interrupts import Decision, Interrupts, StoppedCleanly
+from fastclip.distributed.world import World
+from tests.workers import run_workers
+
+ALONE = World(0, 1, 0, torch.device("cpu"), None)
+NOTHING = Decision(stop=False, due=False)
+
+
+# Several workers. Processes take seconds to start, so one set of them plays all scenarios.
+
+
+@pytest.fixture(scope="module")
+def played():
+    """What each of two workers saw in each scenario."""
+    return run_workers(_play_all, 2)
+
+
+def _play_all(rank, size):
+    world = World(rank, size, rank, torch.device("cpu"), dist.group.WORLD)
+    return {
+        "quiet": _polls(world),
+        "terminated": _polls(world, before=_signal_itself(signal.SIGTERM, rank=1, call=3)),
+        "interrupted": _polls(world, before=_signal_itself(signal.SIGINT, rank=0, call=1)),
+        "due": _polls(world, due=lambda call: (rank, call) in {(0, 2), (1, 4)}),
+        "due until answered": _polls(world, due=lambda call: rank == 0 and call in (1, 2, 4)),
+        "slow": _seconds_of_a_poll(world),
+        "told": _messages(world),
+        "failed": _polls_after_a_failure(world),
+    }
+
+
+def _polls(world, before=lambda rank, call: None, due=lambda call: False):
+    """The decisions of six calls."""
+    decisions = []
+    with Interrupts(world) as interrupts:
+        for call in range(6):
+            before(world.rank, call)
+            decisions.append(interrupts.poll(due(call)))
+    return decisions
+
+
+def _signal_itself(number, rank, call):
+    return lambda at_rank, at_call: (
+        os.kill(os.getpid(), number) if (at_rank, at_call) == (rank, call) else None
+    )
+
+
+def _seconds_of_a_poll(world):
+    with Interrupts(world) as interrupts:
+        world.barrier()
+        if world.rank == 1:
+            time.sleep(1)
+        start = time.monotonic()
+        interrupts.poll()
+        return time.monotonic() - start
+
+
+def _messages(world):
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("fastclip").addHandler(handler)
+    _polls(world, before=_signal_itself(signal.SIGTERM, rank=1, call=0))
+    logging.getLogger("fastclip").removeHandler(handler)
+    return [record.getMessage() for record in records]
+
+
+def _polls_after_a_failure(world):
+    """Everyone fails; worker 1 one call earlier than the others, whose last words it does not hear."""
+    seconds = time.monotonic()
+    try:
+        with Interrupts(world) as interrupts:
+            for call in range(3):
+                if call == 2 and world.rank == 1:
+                    raise OSError
+                interrupts.poll()
+            raise OSError
+    except OSError:
+        seconds = time.monotonic() - seconds
+    if world.rank == 1:  # hear them now, so that the workers can part
+        dist.all_reduce(torch.zeros(2, dtype=torch.int32), dist.ReduceOp.MAX)
+    return seconds
+
+
+def test_without_a_signal_nobody_stops(played):
+    assert all(worker["quiet"] == [NOTHING] * 6 for worker in played)
+
+
+def test_a_signal_to_one_worker_stops_all_at_the_same_call(played):
+    for worker in played:
+        assert [decision.stop for decision in worker["terminated"]] == [False] * 4 + [True] * 2
+        assert [decision.stop for decision in worker["interrupted"]] == [False] * 2 + [True] * 4
+
+
+def test_only_worker_0_says_what_is_due_and_all_hear_it_one_call_later(played):
+    for worker in played:
+        assert [decision.due for decision in worker["due"]] == [False] * 3 + [True] + [False] * 2
+
+
+def test_a_due_that_is_repeated_until_its_answer_is_answered_once(played):
+    for worker in played:  # asked in calls 1, 2 and 4
+        answers = [call for call, decision in enumerate(worker["due until answered"]) if decision.due]
+        assert answers == [2, 5]
+
+
+def test_a_poll_does_not_wait_for_a_slower_worker(played):
+    assert all(worker["slow"] < 0.5 for worker in played)
+
+
+def test_every_worker_tells_once_that_it_will_stop(played):
+    assert all(len(worker["told"]) == 1 for worker in played)
+    assert "A worker was asked to stop" in played[0]["told"][0]
+    assert "SIGTERM" in played[1]["told"][0]
+
+
+def test_after_an_exception_nobody_waits_for_answers(played):
+    assert all(worker["failed"] < 5 for worker in played)
+
+
+# One process.
+
+
+def test_alone_a_signal_counts_in_the_same_step(caplog):
+    with Interrupts(ALONE) as interrupts:
+        assert interrupts.poll() == NOTHING
+        assert interrupts.poll(due=True) == Decision(stop=False, due=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.poll() == Decision(stop=True, due=False)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["SIGTERM"]
+    assert "saving" in caplog.text
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_after_another_signal_quits_at_once(first):
+    with Interrupts(ALONE) as interrupts:
+        os.kill(os.getpid(), first)
+        assert interrupts.poll().stop
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("error", [None, ValueError, StoppedCleanly])
+def test_handlers_are_restored(error):
+    def mine(number, frame):
+        pass
+
+    before = {number: signal.signal(number, mine) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(error) if error else Interrupts(ALONE), Interrupts(ALONE):
+            assert mine not in (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+            if error:
+                raise error(3)
+        assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_another_thread_leaves_signals_alone_and_can_be_asked_to_stop():
+    seen = []
+
+    def work():
+        before = signal.getsignal(signal.SIGTERM)
+        with Interrupts(ALONE) as interrupts:
+            seen.append(signal.getsignal(signal.SIGTERM) is before)
+            interrupts.request()
+            seen.append(interrupts.poll().stop)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [True, True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_forked_process_ignores_ctrl_c_and_can_be_terminated(number):
+    with Interrupts(ALONE) as interrupts:
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), number)
+            os._exit(10 + interrupts.poll().stop)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == (10 if number == signal.SIGINT else -signal.SIGTERM)
+        assert not interrupts.poll().stop
+
+
+def test_a_clean_stop_knows_its_step():
+    stop = StoppedCleanly(1234)
+    assert stop.step == 1234
+    assert "step 1,234" in str(stop)

@@ -1,0 +1,91 @@
+"""Run folders made by hand: what a run would have written, without training."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from fastclip.config.options import as_dict
+from fastclip.config.parse import parse, write_config
+from fastclip.config.resolved import resolve
+from fastclip.run.checkpoint import Checkpoints
+
+PAIRS, BATCH, EPOCHS = 640, 64, 4
+TOTAL = 40  # steps
+VERSIONS = {"fastclip": "0.0.test", "torch": "9.9", "python": "3.99"}
+
+
+def make_run(folder, algorithm="fastclip-v3", steps=TOTAL, saved=None, evaluated=True, **options):
+    """A run that is `steps` steps far, with a record every 5, an evaluation every 10, and a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = {"algorithm": algorithm, "batch.size": BATCH, "epochs": EPOCHS, **options}
+    config = replace(_config(tuple(f"--{name}={value}" for name, value in options.items())), out=str(folder))
+    write_config(config, folder / "config.yaml")
+    records = []
+    for step in range(0, steps + 1, 5):
+        if step:
+            records.append(record(step, peer=algorithm in ("openclip", "siglip")))
+        if step % 10 == 0 and evaluated:
+            records.append(evaluation(step))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    if saved := steps if saved is None else saved:
+        facts = {
+            "step": saved,
+            "config": as_dict(config),
+            "num_samples": PAIRS,
+            "best": {"score": 0.5, "step": saved, "measure": "mean_recall@1"} if evaluated else {},
+            "elapsed": 2.0 * saved,
+            "workers": 2,
+            "versions": VERSIONS,
+        }
+        Checkpoints(folder / "checkpoints").save(saved, {"weight": torch.zeros(2)}, facts)
+    return folder
+
+
+@cache
+def _config(words):
+    return resolve(parse(["--config", "scenes", *words]))
+
+
+def record(step, peer=False):
+    found = {
+        "step": step,
+        "epoch": step * BATCH / PAIRS,
+        "samples": step * BATCH,
+        "loss": 4 / step,
+        "tau": 0.07,
+        "grad_norm": 1 + 1 / step,
+        "skipped": 0,
+        "lr": 1e-3,
+        "bad": 0,
+        "time": {"elapsed": 2.0 * step, "samples_per_second": 30 + step, "data_wait": 0.1, "step": 2.0},
+    }
+    if not peer:
+        found |= {"radius": step / 20, "gamma": 0.2, "tau_lr": 1e-3, "unvisited": max(0.0, 1 - step / 10)}
+        found |= {"log_u_q05": -3.0, "log_u_q50": -2.0, "log_u_q95": -0.5, "max_weight": 1.0}
+    return found
+
+
+def evaluation(step):
+    names = (
+        "image_retrieval_recall@1",
+        "text_retrieval_recall@1",
+        "image_retrieval_recall@5",
+        "mean_recall@1",
+    )
+    values = {name: (step + number) / 100 for number, name in enumerate(names)}
+    return {"step": step, "epoch": step * BATCH / PAIRS, "evaluation": values, "best": step > 0}
+
+
+def write_results(folder, *results):
+    """Lines of `fastclip eval`: dicts, or bytes as they are."""
+    (folder / "evaluation").mkdir(exist_ok=True)
+    lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in results]
+    (folder / "evaluation" / "results.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def result(task, value, measure="acc1", **more):
+    scores = {measure: value, "acc5": 0.9}
+    return {"task": task, "key": f"{task} {value}", "kind": "classification", "measure": measure,
+            "scores": scores, "images": 100, "unusable": 0, "error": ""} | more  # fmt: skip

@@ -1,0 +1,197 @@
+"""Plots are the same bytes each time, carry no colour of their own, and clash with nothing on the page."""
+
+import io
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from math import nan
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from fastclip.run.folder import read_run
+from fastclip.tools.report.curves import Band, Curve, Level, Line, curves
+from fastclip.tools.report.plots import PAPER, _figure, _short, draw, draw_png, style_of, thinned
+from tests.tools.report.folders import make_run
+
+
+def curve(key="loss", labels=("a",), y=(3.0, 2.0, 1.0), **more):
+    lines = [Line(label, [float(i) for i in range(len(y))], list(y)) for label in labels]
+    return Curve(key, "Loss", "nats", "It falls.", lines, latest="1", **more)
+
+
+RICH = curve(
+    labels=("a", "b"), band=Band("band", [0.0, 1.0], [0.0, 0.0], [1.0, 2.0]), levels=(Level("ρ", 2.0),)
+)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """All plots of a run, one after another."""
+    run = read_run(make_run(tmp_path_factory.mktemp("runs") / "a"))
+    return [draw(curve) for curve in curves(run)]
+
+
+def test_the_same_curve_gives_the_same_bytes():
+    assert draw(RICH) == draw(RICH)
+
+
+def test_plots_on_one_page_share_no_id(page):
+    ids = [found for svg in page for found in re.findall(r'\bid="([^"]+)"', svg)]
+    assert ids
+    assert len(ids) == len(set(ids))
+
+
+def test_every_reference_has_its_target(page):
+    for svg in page:
+        targets = set(re.findall(r'\bid="([^"]+)"', svg))
+        used = set(re.findall(r"url\(#([^)]+)\)", svg)) | set(re.findall(r'href="#([^"]+)"', svg))
+        assert used
+        assert used <= targets
+
+
+def test_colours_are_the_pages_variables(page):
+    for svg in page:
+        assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)
+        assert "var(--line-1)" in svg
+
+
+def test_nothing_leads_out_of_the_page_and_no_style_leaks_into_it(page):
+    for svg in page:
+        assert "http" not in svg
+        assert "<style" not in svg
+        assert "<metadata" not in svg
+
+
+def test_a_plot_has_a_name_for_who_does_not_see_it():
+    root = ET.fromstring(draw(curve()))
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "Loss against epochs, at the end 1"
+
+
+def test_axes_and_lines_are_named_in_letters():
+    svg = draw(RICH)
+    texts = [element.text for element in ET.fromstring(svg).iter("text")]
+    assert {"epochs", "nats", "a", "b", "band", "ρ"} <= set(texts)
+
+
+def test_one_line_alone_has_no_legend():
+    texts = [element.text for element in ET.fromstring(draw(curve(labels=("alone",)))).iter("text")]
+    assert "alone" not in texts
+
+
+@pytest.mark.parametrize("letters", [3, 10, 11, 19, 20, 44, 60])
+@pytest.mark.parametrize("lines", [2, 3, 10])
+def test_the_legend_stays_within_the_picture_and_above_the_lines(letters, lines):
+    names = tuple(f"{number}-{2 * 'openclip-b16-lr0.0005-epsilon1e-06'}"[:letters] for number in range(lines))
+    with matplotlib.rc_context(style_of(PAPER)):
+        figure = _figure(curve(labels=names), PAPER, title="A title")
+        canvas, (axes,) = FigureCanvasAgg(figure), figure.axes
+        legend = axes.get_legend().get_window_extent(canvas.get_renderer())
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.x1
+    assert legend.y0 >= axes.bbox.y1
+    assert legend.y1 <= figure.bbox.y1
+
+
+def test_names_are_text_and_never_markup_or_formulas():
+    names = ("<script>1</script>", "$a_1$ & b", "__hidden", "bell\x07\ud800", 60 * "x")
+    texts = [element.text for element in ET.fromstring(draw(curve(labels=names))).iter("text")]
+    assert {"<script>1</script>", "$a_1$ & b", "hidden", "bell��", f"{43 * 'x'}…"} <= set(texts)
+
+
+def test_lines_differ_without_colours():
+    svg = draw(curve(labels=("a", "b", "c", "d", "e")))
+    assert len(set(re.findall(r"stroke-dasharray: ([^;\"]+)", svg))) >= 4
+
+
+def test_one_point_is_seen():
+    assert "<use" in draw(curve(y=(1.0,)))
+
+
+def test_gaps_do_not_stop_a_plot():
+    assert draw(curve(y=(1.0, nan, 2.0))).startswith("<svg")
+
+
+def test_a_thinned_line_keeps_its_ends_and_its_peaks():
+    x = [float(i) for i in range(10_000)]
+    y = [0.0] * 10_000
+    y[1234], y[8765] = 99.0, -99.0
+    kept_x, kept_y = thinned(x, y)
+    assert len(kept_x) <= 600
+    assert kept_x == sorted(kept_x)
+    assert {(1234.0, 99.0), (8765.0, -99.0)} <= set(zip(kept_x, kept_y, strict=True))
+    assert (kept_x[0], kept_x[-1]) == (0.0, 9999.0)
+
+
+def test_a_long_run_gives_a_small_plot():
+    y = [float(i * 7919 % 1000) for i in range(50_000)]
+    assert len(draw(curve(y=y))) < 60_000
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (2.5e-4, "0.00025"),
+        (5e-6, "5e−6"),
+        (-2.0, "−2"),
+        (1500.0, "1500"),
+        (25e3, "25k"),
+        (2e6, "2M"),
+    ],
+)
+def test_numbers_at_the_axes_are_short(value, text):
+    assert _short(value) == text
+
+
+def test_a_spread_is_a_band_around_a_course_and_bars_at_the_values_of_an_option():
+    line = Line("a", [16.0, 64.0, 256.0], [1.0, 2.0, 3.0], [0.5, 0.5, 0.5])
+    course = draw(Curve("k", "T", "%", "c", [line]))
+    option = draw(Curve("k", "T", "%", "c", [line], axis="batch.size", places=(16.0, 64.0, 256.0)))
+    assert "opacity: 0.15" in course
+    assert "opacity: 0.15" not in option
+    texts = [element.text for element in ET.fromstring(option).iter("text")]
+    assert {"16", "64", "256", "batch.size"} <= set(texts)
+
+
+def test_wide_options_have_a_logarithmic_axis_and_narrow_ones_do_not():
+    def middle(places):
+        line = Line("a", list(places), [1.0, 1.0, 1.0], [0.1] * 3)
+        root = ET.fromstring(draw(Curve("k", "T", "%", "c", [line], places=places)))
+        texts = {e.text: e for e in root.iter("text")}
+        left, centre, right = (_x(texts[f"{place:g}"]) for place in places)
+        return (centre - left) / (right - left)
+
+    assert middle((16.0, 64.0, 256.0)) == pytest.approx(0.5, abs=0.02)
+    assert middle((10.0, 15.0, 30.0)) == pytest.approx(0.25, abs=0.02)
+
+
+def _x(text):
+    """Where a text stands."""
+    where = text.get("x") or re.search(r"translate\(([-\d.]+)", text.get("transform", ""))[1]
+    return float(where)
+
+
+def test_ten_lines_are_told_apart_by_dashes_marks_and_colours():
+    svg = draw(curve(labels=[f"line {i}" for i in range(10)]))
+    styles = re.findall(r'<path[^>]*style="(fill: none; [^"]*stroke: var\(--line-\d\)[^"]*)"', svg)
+    assert len(set(styles)) >= 10
+
+
+def test_a_png_is_the_same_each_time_on_white_with_its_title():
+    first = draw_png(RICH)
+    assert first == draw_png(RICH)
+    image = np.asarray(Image.open(io.BytesIO(first)).convert("RGB"))
+    assert image.shape[1] > 900
+    assert (image[0, 0] == 255).all()
+    assert image.std() > 5
+
+
+def test_lines_of_a_png_differ_in_grey():
+    greys = sorted(np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) for colour in PAPER.lines)
+    assert all(b - a > 0.05 for a, b in pairwise(greys))

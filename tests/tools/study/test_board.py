@@ -1,0 +1,102 @@
+"""What is told of a study while it runs."""
+
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from fastclip.tools.study.board import Board, duration
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """With a clock of its own, `now`."""
+    monkeypatch.setattr(Board, "now", 100.0, raising=False)
+    board = Board.__new__(Board)
+    monkeypatch.setattr("fastclip.tools.study.board.time.monotonic", lambda: board.now)
+    board.__init__(["a", "b", "c", "d"], at_once=2)
+    return board
+
+
+def write(folder, *records):
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps({"step": step, "epoch": epoch}) for step, epoch in records]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 99']))
+    return folder
+
+
+def drawn(board):
+    console = Console(width=100, record=True, file=sys.stderr)
+    console.print(board.render())
+    return console.export_text()
+
+
+def test_a_pipe_gets_a_line_for_each_event(tmp_path, board, capsys):
+    with board:
+        board.done("a", seconds=None)
+        board.started("b", tmp_path, 4)
+        board.started("c", write(tmp_path / "c", (7, 1.0)), 4)
+        board.done("b", seconds=130)
+        board.failed("c", ["no memory", "(exit code 1)"])
+    out, told = capsys.readouterr()
+    assert not out
+    assert told.splitlines() == [
+        "started b", "started c, goes on after step 7", "done b, after 2 min",
+        "failed c:", "  no memory", "  (exit code 1)",
+    ]  # fmt: skip
+
+
+def test_a_line_now_and_then_says_how_far_it_is(tmp_path, board, capsys):
+    with board:
+        board.started("a", write(tmp_path / "a", (10, 1.0)), 4)
+        board.now += 30
+        board.refresh()
+        write(tmp_path / "a", (10, 1.0), (20, 2.0))
+        board.now += 70
+        board.refresh()
+        board.refresh()
+    told = capsys.readouterr().err.splitlines()[1:]
+    # a quarter took 100 s: another 200 s for this run; and 3 runs of 300 s two at once
+    assert told == ["0 of 4 runs done; running: a 50%; about 9 min left"]
+
+
+def test_a_terminal_gets_a_table_of_what_runs(tmp_path, board):
+    board.done("d", seconds=None)
+    board.started("a", write(tmp_path / "a", (1500, 2.0)), 4)
+    text = drawn(board)
+    assert "1 of 4 runs done" in text
+    assert "step 1,500" in text
+    assert "50%" in text
+    board.failed("b", [])
+    board.scoring("a")
+    text = drawn(board)
+    assert "1 failed" in text
+    assert "scoring" in text
+    assert "step 1,500" not in text
+
+
+def test_metrics_that_are_broken_or_missing_count_as_nothing(tmp_path, board):
+    (tmp_path / "metrics.jsonl").write_text('[]\n{"step": "x"}\nnull')
+    board.started("a", tmp_path, 4)
+    board.started("b", tmp_path / "nowhere", 4)
+    assert "step 0" in drawn(board)
+
+
+def test_a_terminal_that_is_gone_stops_nothing(board, monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise BrokenPipeError
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    with board:
+        board.message("to nobody")
+        board.failed("a", ["to nobody"])
+    assert board.rows["a"].state == "failed"
+
+
+def test_durations_are_short():
+    assert [duration(x) for x in (None, 12.4, 150, 7200)] == ["–", "12 s", "2 min", "2.0 h"]

@@ -1,0 +1,184 @@
+"""Runs as processes: some at once, none twice, none left behind."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from fastclip.tools.study.board import Board
+from fastclip.tools.study.jobs import Job, Jobs, Stopped, locked, places
+from tests.tools.study.grids import calls, is_free
+from tests.tools.study.pretender import PROGRAM
+from tests.workers import CONTEXT
+
+
+def make_jobs(out, *algorithms, tests=()):
+    return [
+        Job(name, out / "runs" / name, [f"--algorithm={name}", "--epochs=2"], 2.0, list(tests))
+        for name in algorithms
+    ]
+
+
+def run(out, jobs, at_once=2):
+    runner = Jobs(out, [{"OMP_NUM_THREADS": str(i + 1)} for i in range(at_once)],
+                  Board([job.name for job in jobs], at_once), program=PROGRAM)  # fmt: skip
+    runner.run(jobs)
+    return runner
+
+
+def test_jobs_are_trained_and_then_scored(tmp_path):
+    jobs = make_jobs(tmp_path, "openclip", "siglip", "fastclip-v3", tests=["--tasks", "t"])
+    runner = run(tmp_path, jobs)
+    assert not runner.failed
+    assert {row.state for row in runner.board.rows.values()} == {"done"}
+    for job in jobs:
+        assert [call[0] for call in calls(job.folder)] == ["train", "eval"]
+        assert calls(job.folder)[1] == ["eval", str(job.folder), "--tasks", "t", "--json"]
+        assert '"results"' in (job.folder / "evaluation" / "scores.json").read_text()
+        assert (tmp_path / "logs" / f"{job.name}.log").read_text().startswith("$ fastclip train --algorithm=")
+
+
+def test_a_place_is_used_by_one_job_at_a_time(tmp_path):
+    jobs = make_jobs(tmp_path, "openclip", "siglip", tests=["--tasks", "t"])
+    run(tmp_path, jobs, at_once=1)
+    scores = [(job.folder / "evaluation" / "scores.json").read_text() for job in jobs]
+    assert all('"threads": "1"' in text for text in scores)
+
+
+def test_what_is_finished_is_not_repeated(tmp_path):
+    jobs = make_jobs(tmp_path, "openclip", "siglip")
+    run(tmp_path, jobs)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    runner = run(tmp_path, jobs)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+    assert {row.state for row in runner.board.rows.values()} == {"done"}
+
+
+def test_tests_that_come_later_are_scored_without_training_again(tmp_path):
+    run(tmp_path, make_jobs(tmp_path, "openclip"))
+    later = make_jobs(tmp_path, "openclip", tests=["--tasks", "t"])
+    run(tmp_path, later)
+    assert [call[0] for call in calls(later[0].folder)] == ["train", "eval"]
+
+
+def test_a_failure_is_told_and_does_not_stop_the_rest(tmp_path, capsys):
+    jobs = make_jobs(tmp_path, "mbcl", "openclip", "fastclip-v3")
+    runner = run(tmp_path, jobs, at_once=1)
+    assert runner.failed == ["mbcl"]
+    assert [runner.board.rows[job.name].state for job in jobs] == ["failed", "done", "done"]
+    assert "failed mbcl:\n  fastclip train: this one always fails\n  (exit code 1;" in capsys.readouterr().err
+    failure = tmp_path / "logs" / "mbcl.failed"
+    assert "this one always fails" in failure.read_text()
+    jobs[0].train[0] = "--algorithm=openclip"  # mended
+    assert not run(tmp_path, jobs).failed
+    assert not failure.exists()
+
+
+def test_a_run_that_ends_well_without_a_model_has_failed(tmp_path):
+    jobs = make_jobs(tmp_path, "openclip")
+    runner = Jobs(tmp_path, [{}], Board(["openclip"], 1), program=("/bin/true",))
+    runner.run(jobs)
+    assert runner.failed == ["openclip"]
+    assert "its model or its scores are not there" in (tmp_path / "logs" / "openclip.failed").read_text()
+
+
+def test_a_program_that_a_signal_ends_has_failed(tmp_path):
+    runner = Jobs(tmp_path, [{}], Board(["openclip"], 1), program=("/bin/sh", "-c", "kill -9 $$", "x"))
+    runner.run(make_jobs(tmp_path, "openclip"))
+    assert "ended by SIGKILL" in (tmp_path / "logs" / "openclip.failed").read_text()
+
+
+def start(out, *algorithms):
+    """In a process of its own; when this returns, sogclr hangs at its step 5."""
+    process = CONTEXT.Process(target=_run_locked, args=(out, algorithms))
+    process.start()
+    metrics = out / "runs" / "sogclr" / "metrics.jsonl"
+    _wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") == 5)
+    return process
+
+
+def _run_locked(out, algorithms):
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    jobs = make_jobs(out, *algorithms)
+    with locked(out) as lock:
+        try:
+            Jobs(out, [{}], Board([job.name for job in jobs], 1), lock, PROGRAM).run(jobs)
+        except Stopped:
+            os._exit(75)
+    os._exit(0)
+
+
+def _wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_the_children_save_and_the_same_call_goes_on(tmp_path, number):
+    process = start(tmp_path, "sogclr", "openclip")
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == 75
+    saved = tmp_path / "runs" / "sogclr" / "checkpoints" / "step-00000005"
+    assert saved.exists()
+    assert not (tmp_path / "runs" / "openclip").exists()
+    assert not (tmp_path / "logs" / "sogclr.failed").exists()
+    assert not run(tmp_path, make_jobs(tmp_path, "sogclr", "openclip")).failed
+    assert len(calls(saved.parents[1])) == 2
+
+
+def test_children_end_with_a_parent_that_is_killed_and_hold_its_lock_until_then(tmp_path):
+    process = start(tmp_path, "sogclr")
+    with pytest.raises(ValueError, match="Another `fastclip compare` is at work in"), locked(tmp_path):
+        pass
+    process.kill()
+    process.join()
+    _wait_until(lambda: is_free(tmp_path))
+    assert (tmp_path / "runs" / "sogclr" / "checkpoints" / "step-00000005").exists()
+
+
+def test_a_second_ctrl_c_quits_at_once(tmp_path):
+    jobs = make_jobs(tmp_path, "openclip")
+    stubborn = "trap '' TERM; mkdir -p runs; touch runs/on; while :; do sleep 0.05; done"
+    process = CONTEXT.Process(target=_run_stubborn, args=(tmp_path, jobs, stubborn))
+    process.start()
+    _wait_until((tmp_path / "runs" / "on").exists)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(0.5)
+    assert process.is_alive()
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert process.exitcode == 75
+
+
+def _run_stubborn(out, jobs, code):
+    os.setpgrp()
+    os.chdir(out)
+    try:
+        Jobs(out, [{}], Board([job.name for job in jobs], 1), program=("/bin/sh", "-c", code, "x")).run(jobs)
+    except Stopped:
+        os._exit(75)
+
+
+def test_a_run_that_somebody_else_stopped_is_not_a_failure(tmp_path):
+    runner = Jobs(tmp_path, [{}], Board(["a", "b"], 1), program=("/bin/sh", "-c", "exit 75", "x"))
+    runner.run(make_jobs(tmp_path, "a", "b"))
+    assert (runner.stopped, runner.failed) == (["a", "b"], [])
+
+
+def test_places_are_gpus_or_cores_over_threads(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places(None)] == ["5", "7"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places(3)] == ["5", "7", "5"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert places(None) == [{"OMP_NUM_THREADS": "3"}] * 2
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert places(None) == [{"OMP_NUM_THREADS": "1"}] * 8
+    assert places(1) == [{"OMP_NUM_THREADS": "1"}]

@@ -1,0 +1,134 @@
+"""What is rendered is what the tables hold: bold where best, marked where partial, told where missing."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from fastclip.tools.study.rendering import as_dict, as_markdown, for_terminal, grids
+from fastclip.tools.study.tables import study_tables
+from tests.tools.study.studies import make_study, read_study
+
+pytestmark = pytest.mark.usefixtures("_counted_captions")
+
+
+@pytest.fixture
+def tables(tmp_path):
+    return study_tables(read_study(make_study(tmp_path / "study")))
+
+
+@pytest.fixture
+def partial(tmp_path):
+    def done(arm, seed):
+        return arm.name != "openclip-b32" and (arm.name != "fastclip-v3-b64" or seed < 2)
+
+    return study_tables(read_study(make_study(tmp_path / "study", done)))
+
+
+def grid_of(tables, title):
+    return next(grid for grid in grids(tables) if grid.title == title)
+
+
+def test_the_summary_is_the_papers_table(tables):
+    grid = grid_of(tables, "Summary")
+    assert grid.headings == ["algorithm", "batch.size", "Mean", "Retrieval", "Classification & Variants",
+                             "improvement"]  # fmt: skip
+    assert [cell.text for cell in grid.rows[2]] == [
+        "fastclip-v3", "32", "46.32 (1.00)", "41.32 (1.00)", "48.82 (1.00)", "+10.00, +10.00, +10.00",
+    ]  # fmt: skip
+    assert grid.rows[0][-1].text == ""
+    assert [cell.bold for cell in grid.rows[2]] == [False, False, True, True, True, False]
+    assert "Partial: Mean: 3 of 19 tasks" in grid.note
+
+
+def test_a_measure_has_seeds_differences_and_intervals(tables):
+    grid = grid_of(tables, "Retrieval")
+    assert [cell.text for cell in grid.rows[3]][2:] == [
+        "41.64 (1.00)", "3", "+10.00", "+10.00 [+10.00, +10.00]",
+    ]  # fmt: skip
+    assert [cell.text for cell in grid.rows[0]][4:] == ["–", "–"]
+
+
+def test_partial_and_missing_ones_are_marked(partial):
+    rows = {row[0].text + row[1].text: [cell.text for cell in row] for row in grid_of(partial, "Mean").rows}
+    assert rows["openclip32"][2:4] == ["missing", "0 of 3"]
+    assert rows["fastclip-v364"][2].endswith("*")
+    assert rows["fastclip-v364"][3] == "2 of 3"
+    assert rows["fastclip-v332"][4:] == ["–", "no seed in common"]
+
+
+def test_every_task_has_a_line_with_all_arms(tables):
+    grid = grid_of(tables, "Tasks")
+    assert [row[0].text for row in grid.rows] == ["twemoji_retrieval", "twemoji_words",
+                                                  "hard_twemoji_categories"]  # fmt: skip
+    assert len(grid.rows[0]) == 2 + 4
+
+
+def test_markdown_has_the_best_in_bold_and_one_line_for_each_row(tables):
+    text = as_markdown(tables)
+    assert "| fastclip-v3 | 32 | **46.32 (1.00)** | **41.32 (1.00)** |" in text
+    for block in text.split("\n\n"):
+        lines = [line for line in block.splitlines() if line.startswith("|")]
+        assert len({line.replace("\\|", "").count("|") for line in lines}) <= 1
+
+
+def test_markdown_survives_signs_that_end_a_cell(tmp_path):
+    arms = [{"algorithm": "openclip", "data.train": "a|b\nc"}]
+    found = study_tables(read_study(make_study(tmp_path / "study", vary={}, arms=arms, baseline={})))
+    assert "a\\|b c" in as_markdown(found)
+
+
+def test_missing_things_are_told_everywhere(partial):
+    assert any("openclip-b32-seed0" in part for part in for_terminal(partial) if isinstance(part, str))
+    assert "- openclip-b32-seed0 has not finished" in as_markdown(partial)
+    assert any("openclip-b32-seed0" in sentence for sentence in as_dict(partial)["missing"])
+
+
+def test_a_machine_gets_shares_and_the_values_of_seeds(tables):
+    found = json.loads(json.dumps(as_dict(tables)))
+    mean = found["measures"][0]
+    assert (mean["name"], mean["kind"], mean["partial"]) == ("Mean", "mean", "3 of 19 tasks")
+    row = mean["rows"][2]
+    assert row["arm"] == "fastclip-v3-b32"
+    assert row["summary"]["n"] == 3
+    assert row["values"].keys() == {"0", "1", "2"}
+    assert found["effort"]["measure"] == "mean_recall@1"
+    assert found["equal_captions"][0]["found"]["actual"] == 0.1
+
+
+def test_a_terminal_never_takes_a_name_for_markup(tmp_path):
+    arms = [{"algorithm": "openclip", "data.train": "[red]x[/red]"}]
+    found = study_tables(read_study(make_study(tmp_path / "study", vary={}, arms=arms, baseline={})))
+    console = Console(width=200, record=True, file=io.StringIO())
+    for part in for_terminal(found):
+        console.print(part, markup=False) if isinstance(part, str) else console.print(part)
+    assert "[red]x[/red]" in console.export_text()
+
+
+def test_tuning_shows_every_try_and_the_choice(tmp_path):
+    study = make_study(tmp_path / "study", vary={"algorithm": ["openclip"]})
+    tried = [{"values": {"optim.lr": lr}, "score": s, "error": e}
+             for lr, s, e in ((1e-3, 0.4, ""), (2e-3, 0.5, ""), (4e-3, None, "it\ndiverged"))]  # fmt: skip
+    chosen = {"arm": "openclip", "chosen": {"optim.lr": 2e-3}, "tried": tried}
+    (study / "tuning.json").write_text(json.dumps({"measure": "mean_recall@1", "arms": [chosen]}))
+    found = study_tables(read_study(study))
+    grid = grid_of(found, "Tuning")
+    assert grid.headings == ["arm", "optim.lr 0.001", "optim.lr 0.002", "optim.lr 0.004"]
+    assert [[cell.text for cell in row] for row in grid.rows] == [["openclip", "40.00", "50.00 ✓", "failed"]]
+    assert any("failed: diverged" in sentence for sentence in found.missing)
+
+
+def test_a_terminal_gets_wide_tables_in_pieces_and_documents_get_them_whole(tmp_path):
+    study = make_study(tmp_path / "study", vary={"batch.size": list(range(8, 21))}, baseline={}, seeds=[0])
+    found = study_tables(read_study(study))
+    pieces = [
+        part for part in for_terminal(found) if not isinstance(part, str) and str(part.title) == "Tasks"
+    ]
+    assert [len(piece.columns) for piece in pieces] == [2 + 6, 2 + 6, 2 + 1]
+    assert len(grid_of(found, "Tasks").headings) == 2 + 13
+
+
+def test_arms_whose_batches_are_alike_share_a_line_of_equal_captions(tables):
+    (row,) = grid_of(tables, "Equal captions").rows
+    assert row[0].text == "openclip-b32 and 3 more"

@@ -1,0 +1,146 @@
+"""Values are chosen for each arm on validation pairs, and no test is seen."""
+
+import json
+
+import pytest
+
+from fastclip.tools.study.board import Board
+from fastclip.tools.study.run import planned, run_study
+from fastclip.tools.study.study import read_study
+from fastclip.tools.study.tune import choose, trials
+from tests.tools.study.grids import calls, tuned_study, write_data
+from tests.tools.study.pretender import PROGRAM
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_data(tmp_path / "data")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "study"
+
+
+def tuning(out):
+    return json.loads((out / "tuning.json").read_text())
+
+
+def test_every_arm_has_the_same_grid(data):
+    study = tuned_study(data, tune={"optim.lr": [1e-3, 2e-3], "loss.tau": [0.1]})
+    grids = [[trial.values for trial in trials(arm)] for arm in study.all_arms()]
+    assert grids[0] == grids[1] == [{"optim.lr": 1e-3, "loss.tau": 0.1}, {"optim.lr": 2e-3, "loss.tau": 0.1}]
+
+
+def test_the_best_is_chosen_and_the_arms_runs_have_it(data, out):
+    study = tuned_study(data, seeds=[0, 1])
+    assert run_study(study, out, 2, PROGRAM) == []
+    for arm in tuning(out)["arms"]:
+        assert arm["chosen"] == {"optim.lr": 0.001}
+        assert [one["score"] for one in arm["tried"]] == [pytest.approx(0.999), 1.0]
+        assert [one["run"] for one in arm["tried"]] == [
+            f"tuning/{arm['arm']}/lr{lr}" for lr in (0.002, 0.001)
+        ]
+    assert [arm.tuned for arm in read_study(out).arms] == [{"optim.lr": 0.001}] * 2
+    for run in read_study(out).runs:
+        assert run.state == "done"
+        assert "--optim.lr=0.001" in calls(run.folder)[0]
+        assert f"--seed={run.seed}" in calls(run.folder)[0]
+
+
+def test_tuning_never_sees_a_test(data, out):
+    own = {"evaluate.tasks": str(data / "tasks"), "evaluate.best": "tasks_mean"}
+    study = tuned_study(data, vary={"algorithm": ["openclip"]})
+    study.set |= own | {"evaluate.pairs": str(data / "tasks/some_retrieval/test/00000.tar")}
+    run_study(study, out, 2, PROGRAM)
+    trained = [calls(path.parent) for path in out.glob("tuning/*/*/calls")]
+    assert len(trained) == 2
+    for called in trained:
+        assert [words[0] for words in called] == ["train"]  # never `eval`
+        options = dict(word[2:].split("=", 1) for word in called[0][1:])
+        assert options["evaluate.pairs"] == study.validation["pairs"]
+        assert options["evaluate.tasks"] == "null"
+        assert options["evaluate.best"] == "mean_recall@1"
+        assert float(options["evaluate.every"]) > 1e6  # only the end counts
+        assert options["seed"] == "1000"
+        assert not any(str(data / "tasks") in word for word in called[0])
+    for run in read_study(out).runs:
+        assert [words[0] for words in calls(run.folder)] == ["train", "eval"]
+
+
+def test_tuning_may_be_shorter_than_the_runs_that_count(data, out):
+    study = tuned_study(data, vary={"algorithm": ["openclip"]}, tune_set={"epochs": 0.5})
+    run_study(study, out, 2, PROGRAM)
+    for path in out.glob("tuning/*/*/calls"):
+        assert [word for word in calls(path.parent)[0] if word.startswith("--epochs=")] == ["--epochs=0.5"]
+    for run in read_study(out).runs:
+        assert "--epochs=0.5" not in calls(run.folder)[0]
+    assert tuning(out)["set"] == {"epochs": 0.5}
+
+
+def test_the_first_of_equal_scores_wins(data, out):
+    study = tuned_study(data, vary={"algorithm": ["openclip"]})
+    study.validation["measure"] = "equal"
+    run_study(study, out, 2, PROGRAM)
+    assert [arm["chosen"] for arm in tuning(out)["arms"]] == [{"optim.lr": 0.002}]
+
+
+def test_interrupted_tuning_goes_on_and_chooses_only_when_all_was_tried(data, out):
+    study = tuned_study(data)
+    assert run_study(study, out, 2, PROGRAM) == []
+    (out / "tuning.json").unlink()
+    unfinished = out / "tuning" / "openclip" / "lr0.002"
+    (unfinished / "model").rmdir()
+    chosen = choose(study, out)
+    assert chosen == {"fastclip-v3": {"optim.lr": 0.001}}
+    assert run_study(study, out, 2, PROGRAM) == []
+    assert len(calls(unfinished)) == 2
+    assert len(calls(out / "tuning" / "openclip" / "lr0.001")) == 1
+    assert len(tuning(out)["arms"][0]["tried"]) == 2
+
+
+def test_tuning_that_is_over_is_shown_as_done(data, out, monkeypatch):
+    study, boards = tuned_study(data), []
+    run_study(study, out, 2, PROGRAM)
+    monkeypatch.setattr(
+        "fastclip.tools.study.run.Board", lambda *given: boards.append(Board(*given)) or boards[-1]
+    )
+    run_study(study, out, 2, PROGRAM)
+    assert [row.state for row in boards[0].rows.values()] == ["done"] * 6
+
+
+def test_what_was_chosen_stays_chosen(data, out):
+    study = tuned_study(data, vary={"algorithm": ["openclip"]})
+    run_study(study, out, 2, PROGRAM)
+    better = out / "tuning" / "openclip" / "lr0.002" / "metrics.jsonl"
+    better.write_text(better.read_text().replace("0.999", "2.0"))
+    assert choose(study, out)["openclip"] == {"optim.lr": 0.001}
+
+
+def test_a_trial_that_failed_cannot_win_and_is_told(data, out):
+    study = tuned_study(data, vary={"algorithm": ["openclip"]})
+    run_study(study, out, 2, PROGRAM)
+    (out / "tuning.json").unlink()
+    (out / "tuning" / "openclip" / "lr0.001" / "model").rmdir()
+    (out / "logs" / "tuning-openclip-lr0.001.failed").write_text("diverged\n")
+    assert choose(study, out) == {"openclip": {"optim.lr": 0.002}}
+    assert tuning(out)["arms"][0]["tried"][1]["error"] == "diverged"
+    assert tuning(out)["arms"][0]["tried"][1]["score"] is None
+
+
+def test_an_arm_of_which_all_trials_failed_is_not_trained(data, out, capsys):
+    study = tuned_study(data, vary={"algorithm": ["mbcl", "openclip"]})
+    failed = run_study(study, out, 2, PROGRAM)
+    assert sorted(failed) == ["mbcl-seed0", "tuning-mbcl-lr0.001", "tuning-mbcl-lr0.002"]
+    assert [run.state for run in read_study(out).runs] == ["failed", "done"]
+    assert "no tuning run of mbcl has a score" in capsys.readouterr().err
+    assert tuning(out)["arms"][0]["chosen"] is None
+
+
+def test_tunings_runs_are_listed_before_the_others(data, out):
+    names = [row.name for row in planned(tuned_study(data), out)]
+    assert names == [
+        "tuning-openclip-lr0.002", "tuning-openclip-lr0.001",
+        "tuning-fastclip-v3-lr0.002", "tuning-fastclip-v3-lr0.001",
+        "openclip-seed0", "fastclip-v3-seed0",
+    ]  # fmt: skip
