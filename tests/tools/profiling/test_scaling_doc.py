@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fastclip.tools.profiling.fitting import error_table, model_errors, ratio_table
 
-DOCUMENT = (Path(__file__).parent.parent.parent / "docs" / "scaling.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
 
 
 def percent(error):

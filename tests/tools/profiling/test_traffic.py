@@ -14,7 +14,7 @@ from fastclip import ALGORITHMS, GlobalContrastiveLoss
 from fastclip.tools.profiling.collectives import bytes_sent
 from fastclip.tools.profiling.traffic import all_gather, all_reduce, buckets, step_traffic
 
-COUNTED = Path(__file__).parents[2] / "results" / "bytes_on_the_wire.json"
+COUNTED = Path(__file__).parents[3] / "results" / "bytes_on_the_wire.json"
 CASES = {
     "ClipLoss": ("openclip", None),
     "fastclip-v3": ("fastclip-v3", None),

@@ -14,8 +14,8 @@ from fastclip.cli import main
 from fastclip.data.sheet import CELL, TEXT
 from fastclip.evaluation.features import Encoder
 from fastclip.run.load import load
+from fastclip.tools.search import index as search_module
 from fastclip.tools.search.index import Index, list_pictures
-from fastclip.tools.search.index import index as search_module
 from tests.data.collections import write_shards, write_tar
 from tests.evaluation import replica
 
