@@ -1,0 +1,23 @@
+"""Words for people that every layer shares: the nearest of several names, and how long something takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.4) -> str:
+    """ " Did you mean NAME?" with the nearest of the names, to follow a sentence; "" if none is near."""
+    near = get_close_matches(str(name), list(names), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units: 45 s, 2 min 10 s, 3 h 5 min, 2 d 4 h; – for what is not known."""
+    if seconds is None:
+        return "–"
+    s = round(seconds)
+    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if s >= size:
+            return f"{s // size} {unit} {s % size // part} {below}"
+    return f"{s} s"

@@ -1,0 +1,23 @@
+import pytest
+
+from fastclip.text import did_you_mean, duration
+
+
+def test_the_nearest_name_is_offered_and_nothing_where_none_is_near():
+    assert did_you_mean("adam", ["adamw", "lion"]) == " Did you mean adamw?"
+    assert did_you_mean("zzz", ["adamw", "lion"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "–"),
+        (0.4, "0 s"),
+        (59.6, "1 min 0 s"),
+        (130, "2 min 10 s"),
+        (11_100, "3 h 5 min"),
+        (187_200, "2 d 4 h"),
+    ],
+)
+def test_a_duration_has_its_two_largest_units(seconds, words):
+    assert duration(seconds) == words
