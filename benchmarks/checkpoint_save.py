@@ -19,7 +19,7 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
 from fastclip.run.checkpoint import Checkpoints
-from fastclip.training.build import build_learner, build_towers
+from fastclip.training.build import build_step, build_towers
 
 SAMPLES = 10_000_000
 
@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     world = World(0, 1, 0, torch.device("cpu"), None)
     config = resolve(parse(["--config", "cc12m-large", "--precision", "float32"]))
-    tensors = build_learner(config, build_towers(config, world), SAMPLES, world).tensors()
+    tensors = build_step(config, build_towers(config, world), SAMPLES, world).tensors()
     size = sum(tensor.nbytes for tensor in tensors.values())
     data = memoryview(torch.zeros(64 << 20, dtype=torch.uint8).numpy())
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

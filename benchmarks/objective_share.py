@@ -20,7 +20,7 @@ from benchmarks.record import save
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
-from fastclip.training.build import build_learner, build_towers
+from fastclip.training.build import build_step, build_towers
 
 WORKERS, SEED = 2, 0
 CASES = {  # local batch, steps
@@ -43,14 +43,14 @@ def main() -> None:
 def _measure(rank: int, world_size: int, options: list[str], b: int, steps: int) -> dict:
     """Both algorithms in turn, step by step, so that a busy machine slows both alike."""
     world = World(rank, world_size, rank, torch.device("cpu"), dist.group.WORLD)
-    learners = {}
+    steps_of = {}
     for algorithm in ("fastclip-v3", "openclip"):
         config = resolve(parse([*options, "--algorithm", algorithm]))
-        learners[algorithm] = build_learner(config, build_towers(config, world), SAMPLES, world)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in learners}
+        steps_of[algorithm] = build_step(config, build_towers(config, world), SAMPLES, world)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps_of}
     for step in range(steps + 1):
-        for name, learner in learners.items():
-            seconds = _step(learner, step, b, rank)
+        for name, train_step in steps_of.items():
+            seconds = _step(train_step, step, b, rank)
             if step >= 1:
                 times[name].append(seconds)
     found = {}
@@ -64,37 +64,37 @@ def _measure(rank: int, world_size: int, options: list[str], b: int, steps: int)
     return found
 
 
-def _step(learner, step: int, b: int, rank: int) -> tuple[float, float]:
+def _step(train_step, step: int, b: int, rank: int) -> tuple[float, float]:
     """One whole step by hand; the seconds of the objective and of all."""
-    size, vocabulary = learner.towers.image_size, 400
+    size, vocabulary = train_step.towers.image_size, 400
     generator = torch.Generator().manual_seed(1000 * step + rank)
     images = torch.randn(b, 3, size, size, generator=generator)
-    tokens = torch.randint(1, vocabulary, (b, learner.towers.context_length), generator=generator)
+    tokens = torch.randint(1, vocabulary, (b, train_step.towers.context_length), generator=generator)
     index = torch.randint(0, SAMPLES, (b,), generator=generator)
-    loss, early = learner.loss, 0.0
+    loss, early = train_step.loss, 0.0
 
-    def gather_early(features: torch.Tensor) -> None:
+    def send_images(features: torch.Tensor) -> None:
         nonlocal early
         began = perf_counter()
-        loss.gather_early(features)
+        begun.images(features)
         early = perf_counter() - began
 
     dist.barrier()
     start = perf_counter()
-    loss.prefetch(index)
+    begun = loss.begin(index)
     early_fetch = perf_counter() - start
-    learner.stepper.optimizer.zero_grad(set_to_none=True)
-    features = learner.step.towers(images, tokens, gather_early)
+    train_step.stepper.optimizer.zero_grad(set_to_none=True)
+    features = train_step.model(images, tokens, send_images)
     encoded = perf_counter()
     dist.barrier()
     began = perf_counter()
     leaves = [x.detach().requires_grad_() for x in features]
     own = [p for p in loss.parameters() if p.requires_grad]
-    out = loss(*leaves, index)
+    out = begun.forward(*leaves)
     gradients = torch.autograd.grad(out.value, [*leaves, *own])
     objective = perf_counter() - began + early + early_fetch
     torch.autograd.backward([*features, *own], list(gradients))
-    learner.stepper.step(torch.zeros(()))
+    train_step.stepper.step(torch.zeros(()))
     return objective, perf_counter() - start - (began - encoded)
 
 

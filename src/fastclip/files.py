@@ -28,6 +28,17 @@ def cache_folder(*parts: str) -> Path:
     return folder
 
 
+def make_writable(folder: Path, advice: str = "Choose another --out.") -> None:
+    """Make the folder, and find out now whether files can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(f"The folder {folder} cannot be written: {error.strerror}. {advice}") from None
+
+
 @contextmanager
 def built_once(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder` while one process builds it; others wait and find it built."""

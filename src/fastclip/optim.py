@@ -2,50 +2,27 @@
 
 `build_optimizer` sorts parameters into groups, each with a key "role": "decayed" (matrices and the like),
 "plain" (norms and biases: no weight decay), "scalar" (open_clip's own temperature and bias: neither decay nor
-LAMB's α) and "tau" (the loss's temperature: as a scalar, with its own rate).
+LAMB's α) and "tau" (the loss's temperature: as a scalar, with its own rate); and "counts", as in its row.
 `Stepper` does one guarded update. `optimizer_tensors` gives the state to a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
-from functools import partial
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from math import isfinite, log
 from typing import Any, NamedTuple
 
 import torch
-from timm.optim import Lamb, Lion
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
+from fastclip.config.tables import OPTIMIZERS, OptimizerRow
 from fastclip.objective.schedules import cosine
 
 SLOW_TAU = 0.03  # below this temperature, v3's τ takes a third of its rate
-
-
-class _Row(NamedTuple):
-    make: Callable[..., Optimizer]
-    takes: dict[str, Any]
-    """The options beside lr and weight_decay, each with a value that works."""
-    slots: tuple[str, ...]
-    """What is remembered of a parameter: tensors of its shape, zero at the start."""
-
-
-# Proc. parameter_update; fused steps can be told on the device to do nothing
-_ROWS = {
-    "adamw": _Row(partial(AdamW, fused=True), {"betas": (0.9, 0.98), "eps": 1e-6}, ("exp_avg", "exp_avg_sq")),
-    "lamb": _Row(
-        partial(Lamb, max_grad_norm=None, always_adapt=True),  # timm's defaults clip, and adapt less
-        {"betas": (0.9, 0.98), "eps": 1e-6},
-        ("exp_avg", "exp_avg_sq"),
-    ),
-    "lion": _Row(Lion, {"betas": (0.9, 0.99)}, ("exp_avg",)),
-    "sgd": _Row(partial(SGD, fused=True), {"momentum": 0.9}, ("momentum_buffer",)),
-}
-OPTIMIZERS = tuple(_ROWS)
 
 
 def build_optimizer(
@@ -55,9 +32,7 @@ def build_optimizer(
     *,
     lr: float,
     weight_decay: float,
-    betas: tuple[float, float] | None = None,
-    eps: float | None = None,
-    momentum: float | None = None,
+    **options: Any,
 ) -> Optimizer:
     """An optimizer for the model's trainable parameters and for τ, with all of its state in place.
 
@@ -65,35 +40,34 @@ def build_optimizer(
     for a layer whose weights are all zero, which would never move otherwise.
 
     Args:
-        name: one of `OPTIMIZERS`.
+        name: one of `config.tables.OPTIMIZERS`.
         model_parameters: what `model.named_parameters()` gives; frozen ones are left out.
         tau_groups: what `GlobalContrastiveLoss.parameter_groups()` gives; may be empty.
         lr: learning rate of the model; `set_learning_rate` moves it.
         weight_decay: λ; decoupled, but for sgd, where it is part of the gradient.
-        betas: of adamw, lamb and lion; None for sgd.
-        eps: of adamw and lamb; None for the others.
-        momentum: of sgd; None for the others.
+        options: all that the optimizer's row takes besides, such as betas and eps.
     """
-    options = _checked_options(
-        name, {"betas": betas, "eps": eps, "momentum": momentum}, lr=lr, weight_decay=weight_decay
-    )
+    row = OPTIMIZERS[name]
+    if options.keys() != row.options.keys():
+        wanted, given = (", ".join(names) or "none" for names in (row.options, options))
+        raise ValueError(f"{name} takes the options {wanted}; it got {given}.")
+    _check_rate("lr", lr, row.lr)
     trained = [parameter for _, parameter in model_parameters if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"role": "decayed", "params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"role": "plain", "params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
     ]
-    # α = 1 for temperatures, ours and open_clip's own, which is a scalar of the model, as is SigLIP's bias
-    adapt = {"always_adapt": False} if name == "lamb" else {}
     scalars = [p for p in trained if p.ndim == 0]
-    groups.append({**adapt, "role": "scalar", "params": scalars, "weight_decay": 0.0})
+    groups.append({**row.scalars, "role": "scalar", "params": scalars, "weight_decay": 0.0})
     for group in tau_groups:
         _check_rate("tau_lr", group["lr"], 2e-4)
-        groups.append({**group, **adapt, "role": "tau"})
-    groups = [group for group in groups if group["params"]]
+        groups.append({**group, **row.scalars, "role": "tau"})
+    groups = [group | {"counts": row.counts} for group in groups if group["params"]]
     if not groups:
         raise ValueError("There is nothing to train: every parameter has requires_grad=False.")
-    optimizer = _ROWS[name].make(groups, lr=lr, **options)
-    _start_state(optimizer, _ROWS[name].slots)
+    module, _, cls = row.cls.rpartition(".")
+    optimizer = getattr(import_module(module), cls)(groups, lr=lr, **options, **row.fixed)
+    _start_state(optimizer, row)
     return optimizer
 
 
@@ -222,7 +196,7 @@ def optimizer_tensors(
                 raise ValueError(f"A trained parameter of shape {tuple(parameter.shape)} has no name.")
             for slot, tensor in optimizer.state[parameter].items():
                 tensors[f"{names[parameter]}.{slot}"] = tensor
-    if isinstance(optimizer, Lamb):  # counts its steps in each group, all alike
+    if optimizer.param_groups[0]["counts"] == "group":  # all alike
         return tensors, {"step": int(optimizer.param_groups[0].get("step", 0))}
     return tensors, {}
 
@@ -251,7 +225,7 @@ def load_optimizer_tensors(
             raise ValueError(f"The saved {name} has shape {saved}, the model's has {own}.")
     for name, tensor in here.items():
         tensor.copy_(tensors[name])
-    if isinstance(optimizer, Lamb):
+    if optimizer.param_groups[0]["counts"] == "group":
         state = optimizer.state_dict()
         for group in state["param_groups"]:
             group["step"] = facts["step"]
@@ -262,45 +236,16 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
 
 
-def _start_state(optimizer: Optimizer, slots: tuple[str, ...]) -> None:
+def _start_state(optimizer: Optimizer, row: OptimizerRow) -> None:
     """Make the state now, as zeros: if a skipped first step made it, sgd's would be uninitialised memory."""
     for group in optimizer.param_groups:
         if group.get("momentum") == 0:  # then sgd keeps nothing
             continue
         for parameter in group["params"]:
             state = optimizer.state[parameter]
-            if isinstance(optimizer, AdamW):
+            if row.counts == "parameter":
                 state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state.update({slot: torch.zeros_like(parameter) for slot in slots})
-
-
-def _checked_options(name: str, given: dict[str, Any], *, lr: float, weight_decay: float) -> dict[str, Any]:
-    """The options that this optimizer takes; an error names the field, its value, and a value that works."""
-    if name not in _ROWS:
-        near = get_close_matches(str(name).lower(), OPTIMIZERS, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"optimizer={name!r} is unknown.{hint} Choose one of: {', '.join(OPTIMIZERS)}.")
-    takes = _ROWS[name].takes
-    for option, value in given.items():
-        if value is not None and option not in takes:
-            raise ValueError(f"{option}={value!r} has no effect with {name}. Leave it out.")
-        if value is None and option in takes:
-            raise ValueError(f"{option}=None: {name} needs a value; try {takes[option]}.")
-    _check_rate("lr", lr, 1e-3)
-    _check_rate("weight_decay", weight_decay, 0.1)
-    options = {option: given[option] for option in takes}
-    if "betas" in options:
-        betas = tuple(float(beta) for beta in options["betas"])
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(
-                f"betas={options['betas']!r} must be two numbers in [0, 1); try {takes['betas']}."
-            )
-        options["betas"] = betas
-    if "momentum" in options and not 0 <= options["momentum"] < 1:
-        raise ValueError(f"momentum={options['momentum']!r} is outside [0, 1); try {takes['momentum']}.")
-    if "eps" in options and not (isfinite(options["eps"]) and options["eps"] > 0):
-        raise ValueError(f"eps={options['eps']!r} must be a positive number; try {takes['eps']}.")
-    return options
+            state.update({slot: torch.zeros_like(parameter) for slot in row.slots})
 
 
 def _check_rate(field: str, value: float, works: float) -> None:

@@ -8,7 +8,6 @@ from math import log
 import pytest
 
 from fastclip.config.options import (
-    OPTIMIZER_NAMES,
     BatchConfig,
     LossOptions,
     ModelConfig,
@@ -17,7 +16,8 @@ from fastclip.config.options import (
     as_dict,
 )
 from fastclip.config.parse import parse, recipe_names
-from fastclip.config.resolved import differences, loss_row, loss_settings, optim_row, resolve
+from fastclip.config.resolved import differences, resolve, resolve_again
+from fastclip.config.tables import OPTIMIZERS
 from fastclip.objective.algorithms import ALGORITHMS
 
 recipe = cache(lambda name: parse(["--config", name]))
@@ -27,46 +27,47 @@ def scenes(**changed):
     return replace(recipe("scenes"), **changed)
 
 
+def loss_row(whole):
+    """What is written down of the chosen algorithm."""
+    return whole.written["algorithms"][whole.algorithm]
+
+
 @pytest.mark.parametrize("name", recipe_names())
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_recipe_resolves_with_every_algorithm_and_optimizer(name, algorithm):
-    for optimizer in OPTIMIZER_NAMES:
+    for optimizer in OPTIMIZERS:
         config = replace(recipe(name), algorithm=algorithm, optimizer=optimizer)
         whole = resolve(config)
-        assert loss_settings(whole) == loss_settings(config)  # resolving moves no value
-        assert resolve(whole) == whole
-        row, values = loss_row(whole), optim_row(whole)
-        assert row.tau is not None
-        assert values.lr is not None
-        assert values.weight_decay is not None
-        assert (values.betas is None) == (optimizer == "sgd")
-        assert whole.loss == LossOptions()
-        assert whole.optim == OptimOptions()
+        assert resolve_again(json.loads(json.dumps(whole.written))) == whole  # written down whole
+        assert "loss" not in whole.written
+        assert "optim" not in whole.written
+        assert ("betas" in whole.optim.options) == (optimizer != "sgd")
+        assert whole.written["optimizers"][optimizer]["lr"] * config.scale == whole.optim.lr
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_other_rows_stay_as_they_were(algorithm):
     before, after = recipe("cc12m-large"), resolve(replace(recipe("cc12m-large"), algorithm=algorithm))
-    others = {name: row for name, row in before.algorithms.items() if name != algorithm}
-    assert {name: after.algorithms[name] for name in others} == others
+    others = {name: row for name, row in as_dict(before)["algorithms"].items() if name != algorithm}
+    assert {name: after.written["algorithms"][name] for name in others} == others
 
 
 def test_without_a_recipe_the_rows_are_fastclips_own():
     whole = resolve(TrainConfig())
-    s = loss_settings(whole)
+    s = whole.loss
     assert (s.tau, s.tau_lr, s.rho, s.gamma, s.gamma_decay_epochs) == (0.07, 2e-4, 6.5, 0.2, 15)
-    assert optim_row(whole).lr == 4e-4
+    assert whole.optim.lr == 4e-4
 
 
 def test_options_win_over_the_recipes_row_and_the_row_over_fastclips_own():
     loss, optim = LossOptions(tau=0.05, epsilon=1e-8), OptimOptions(lr=5e-4, clip=1.0)
     whole = resolve(scenes(loss=loss, optim=optim))
-    s = loss_settings(whole)
+    s = whole.loss
     assert (s.tau, s.epsilon) == (0.05, 1e-8)  # the options'
     assert (s.tau_lr, s.gamma) == (1e-3, 0.2)  # the row's
     assert s.tau_min == 0.01  # fastclip's
-    assert (optim_row(whole).lr, optim_row(whole).clip) == (5e-4, 1.0)
-    assert optim_row(whole).betas == (0.9, 0.98)
+    assert (whole.optim.lr, whole.optim.clip) == (5e-4, 1.0)
+    assert whole.optim.options["betas"] == (0.9, 0.98)
 
 
 @pytest.mark.parametrize(
@@ -134,57 +135,55 @@ def test_a_loss_value_out_of_range_is_named_with_its_section(loss, message):
 def test_rho_share_is_a_share_of_the_batch_and_follows_it(algorithm):
     for size in (64, 128, 2048):
         config = scenes(algorithm=algorithm, batch=BatchConfig(size=size), loss=LossOptions(rho_share=0.5))
-        for each in (config, resolve(config)):
-            assert loss_settings(each).rho == pytest.approx(0.5 * log(size - 1), rel=1e-15)
+        assert resolve(config).loss.rho == pytest.approx(0.5 * log(size - 1), rel=1e-15)
     whole = resolve(scenes(algorithm=algorithm))  # 0.6 in the recipe
-    assert (loss_row(whole).rho, loss_row(whole).rho_share) == (None, 0.6)
-    later = replace(whole, batch=BatchConfig(size=16))
-    assert loss_settings(later).rho == pytest.approx(0.6 * log(15))
+    assert "rho" not in loss_row(whole)
+    assert loss_row(whole)["rho_share"] == 0.6
+    later = resolve_again(whole.written | {"batch": {"size": 16}})
+    assert later.loss.rho == pytest.approx(0.6 * log(15))
 
 
 def test_rho_wins_over_the_rows_rho_share_and_rho_share_over_the_rows_rho():
     whole = resolve(scenes(loss=LossOptions(rho=3.0)))
-    assert (loss_row(whole).rho, loss_row(whole).rho_share) == (3.0, None)
-    assert loss_settings(whole).rho == 3.0
+    assert loss_row(whole)["rho"] == whole.loss.rho == 3.0
+    assert "rho_share" not in loss_row(whole)
     whole = resolve(replace(recipe("cc3m-medium"), loss=LossOptions(rho_share=0.5)))
-    assert (loss_row(whole).rho, loss_row(whole).rho_share) == (None, 0.5)
-    assert loss_settings(whole).rho == pytest.approx(0.5 * log(1023))
+    assert "rho" not in loss_row(whole)
+    assert whole.loss.rho == pytest.approx(0.5 * log(1023))
 
 
 @pytest.mark.parametrize(("epochs", "half"), [(20, 10), (8, 4), (1, 1), (0.5, 1), (33, 16)])
 def test_the_cosine_of_gamma_takes_half_of_the_epochs_unless_told(epochs, half):
-    assert loss_settings(scenes(epochs=epochs)).gamma_decay_epochs == half
-    assert loss_row(resolve(scenes(epochs=epochs))).gamma_decay_epochs == half
+    whole = resolve(scenes(epochs=epochs))
+    assert whole.loss.gamma_decay_epochs == loss_row(whole)["gamma_decay_epochs"] == half
     told = scenes(epochs=epochs, loss=LossOptions(gamma_decay_epochs=7))
-    assert loss_settings(told).gamma_decay_epochs == 7
+    assert resolve(told).loss.gamma_decay_epochs == 7
 
 
 def test_a_changed_schedule_of_gamma_takes_its_own_default():
     whole = resolve(TrainConfig(loss=LossOptions(gamma_schedule="constant")))
-    assert (loss_row(whole).gamma, loss_row(whole).gamma_decay_epochs) == (0.6, None)
-    assert resolve(whole) == whole
+    assert loss_row(whole)["gamma"] == 0.6
+    assert "gamma_decay_epochs" not in loss_row(whole)
 
 
 def test_a_rate_of_zero_keeps_the_temperature_where_it_is():
-    config = scenes(loss=LossOptions(tau_lr=0.0))
-    assert loss_settings(config).tau_lr == 0
-    assert loss_settings(resolve(config)).tau_lr == 0
+    whole = resolve(scenes(loss=LossOptions(tau_lr=0.0)))
+    assert whole.loss.tau_lr == loss_row(whole)["tau_lr"] == 0
 
 
 def test_the_rate_of_tau_scales_with_the_batch_and_is_written_unscaled():
     config = replace(recipe("cc3m-medium"), batch=BatchConfig(size=4096, reference=1024))
-    assert loss_settings(config).tau_lr == pytest.approx(4 * 2e-4)
     whole = resolve(config)
-    assert loss_row(whole).tau_lr == 2e-4
-    assert loss_settings(whole).tau_lr == pytest.approx(4 * 2e-4)
+    assert loss_row(whole)["tau_lr"] == 2e-4
+    assert whole.loss.tau_lr == pytest.approx(4 * 2e-4)
     alone = replace(TrainConfig(), batch=BatchConfig(size=2048, reference=1024))  # fastclip's own row
-    assert loss_row(resolve(alone)).tau_lr == 2e-4
-    assert loss_settings(resolve(alone)).tau_lr == pytest.approx(4e-4)
+    assert loss_row(resolve(alone))["tau_lr"] == 2e-4
+    assert resolve(alone).loss.tau_lr == pytest.approx(4e-4)
 
 
 def saved(config):
     """What a checkpoint holds of a config."""
-    return json.loads(json.dumps(as_dict(resolve(config))))
+    return resolve_again(json.loads(json.dumps(resolve(config).written)))
 
 
 def test_the_same_config_has_no_differences():

@@ -11,6 +11,7 @@ import torch
 
 from fastclip.data.images import upright_rgb
 from fastclip.data.manifest import open_manifest
+from fastclip.distributed.world import World
 from fastclip.evaluation.features import Encoder
 from tests.data.collections import pair_members, png, write_tar
 from tests.workers import run_workers
@@ -18,7 +19,6 @@ from tests.workers import run_workers
 HOW = {
     "transform": open_clip.image_transform(16, is_train=False),
     "tokenizer": open_clip.SimpleTokenizer(context_length=8),
-    "device": "cpu",
     "batch_size": 4,
 }
 
@@ -54,7 +54,7 @@ def manifest(tmp_path):
 
 
 def test_each_pair_has_its_own_features_in_the_collections_order(model, manifest):
-    features = Encoder(model, **HOW).pairs(manifest)
+    features = Encoder(model, World.alone(), **HOW).pairs(manifest)
     assert features.image_bd.shape == features.text_md.shape == (10, 16)
     assert features.image_of_text.tolist() == list(range(10))
     assert features.unusable == 0
@@ -72,7 +72,7 @@ def test_each_pair_has_its_own_features_in_the_collections_order(model, manifest
 def test_lines_of_a_caption_are_texts_of_one_image(model, tmp_path):
     """More lines than fit into a batch, blank lines, and the line ends of Windows."""
     many = "\n".join(f"line {i}" for i in range(7))
-    features = Encoder(model, **HOW).pairs(
+    features = Encoder(model, World.alone(), **HOW).pairs(
         collection(tmp_path, ["a cat\n\n a dog \r\nan ox", "a bird", many])
     )
     assert features.image_of_text.tolist() == [0, 0, 0, 1, *[2] * 7]
@@ -87,7 +87,7 @@ def test_a_broken_image_and_an_empty_caption_are_left_out_counted_and_logged(mod
     captions[2] = " \n "
     broken = (0, 4, 5, 6, 7, 9)  # one batch has nothing else
     with caplog.at_level(logging.WARNING):
-        features = Encoder(model, **HOW).pairs(collection(tmp_path, captions, broken))
+        features = Encoder(model, World.alone(), **HOW).pairs(collection(tmp_path, captions, broken))
     assert features.unusable == 7
     assert features.image_of_text.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     good = [1, 3, 8, 10, 11]
@@ -104,12 +104,15 @@ def test_a_broken_image_and_an_empty_caption_are_left_out_counted_and_logged(mod
 
 def test_a_collection_without_a_usable_pair_is_an_error(model, tmp_path):
     with pytest.raises(ValueError, match=r"None of the 2 images of .*pairs\.tar can be used"):
-        Encoder(model, **HOW).pairs(collection(tmp_path, ["one", "two"], broken=(0, 1)))
+        Encoder(model, World.alone(), **HOW).pairs(collection(tmp_path, ["one", "two"], broken=(0, 1)))
 
 
 def test_decoding_in_other_processes_changes_nothing(model, tmp_path):
     pairs = collection(tmp_path, [f"picture {i}\nagain" for i in range(10)], broken=(3,))
-    assert same(Encoder(model, **HOW).pairs(pairs), Encoder(model, **HOW, workers=2).pairs(pairs))
+    assert same(
+        Encoder(model, World.alone(), **HOW).pairs(pairs),
+        Encoder(model, World.alone(), **HOW, workers=2).pairs(pairs),
+    )
 
 
 def test_modes_gradients_and_random_states_are_as_before(model, manifest):
@@ -121,8 +124,8 @@ def test_modes_gradients_and_random_states_are_as_before(model, manifest):
         lambda *_: seen.append((clip.training, torch.is_inference_mode_enabled()))
     )
     before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
-    features = Encoder(model, **HOW, workers=1).pairs(manifest)
-    Encoder(model, **HOW).pairs(manifest)
+    features = Encoder(model, World.alone(), **HOW, workers=1).pairs(manifest)
+    Encoder(model, World.alone(), **HOW).pairs(manifest)
     hook.remove()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), str(np.random.get_state())) == before[1:]  # noqa: NPY002
@@ -134,15 +137,15 @@ def test_modes_gradients_and_random_states_are_as_before(model, manifest):
 def test_an_error_leaves_the_mode_as_it_was(model, manifest):
     model.clip.train()
     with pytest.raises(ZeroDivisionError):
-        Encoder(model, **HOW | {"transform": lambda image: 1 / 0}).pairs(manifest)
+        Encoder(model, World.alone(), **HOW | {"transform": lambda image: 1 / 0}).pairs(manifest)
     assert model.clip.training
 
 
 def test_a_float64_model_has_float64_features(manifest):
     model = tiny_model()
-    single = Encoder(model, **HOW).pairs(manifest)
+    single = Encoder(model, World.alone(), **HOW).pairs(manifest)
     model.clip.double()
-    double = Encoder(model, **HOW).pairs(manifest)
+    double = Encoder(model, World.alone(), **HOW).pairs(manifest)
     assert double.image_bd.dtype == double.text_md.dtype == torch.float64
     torch.testing.assert_close(double.image_bd.float(), single.image_bd)
 
@@ -150,10 +153,10 @@ def test_a_float64_model_has_float64_features(manifest):
 def test_autocast_gives_float32_features_and_leaves_no_cast_weights_behind(manifest):
     """Under a caller's autocast, weights cast without gradients must not be used for training."""
     model = tiny_model()
-    exact = Encoder(model, **HOW).pairs(manifest)
+    exact = Encoder(model, World.alone(), **HOW).pairs(manifest)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = Encoder(model, **HOW, autocast=torch.bfloat16).pairs(manifest)
-        assert same(Encoder(model, **HOW).pairs(manifest), exact)
+        rounded = Encoder(model, World.alone(), **HOW, autocast=torch.bfloat16).pairs(manifest)
+        assert same(Encoder(model, World.alone(), **HOW).pairs(manifest), exact)
         model.clip.encode_image(torch.ones(1, 3, 16, 16)).float().sum().backward()
     assert rounded.image_bd.dtype == torch.float32
     assert not torch.equal(rounded.image_bd, exact.image_bd)
@@ -163,32 +166,25 @@ def test_autocast_gives_float32_features_and_leaves_no_cast_weights_behind(manif
 
 def test_progress_counts_pairs(model, manifest):
     calls = []
-    Encoder(model, **HOW).pairs(manifest, progress=lambda *call: calls.append(call))
+    Encoder(model, World.alone(), **HOW).pairs(manifest, progress=lambda *call: calls.append(call))
     assert calls == [(4, 10), (8, 10), (10, 10)]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0 must be positive"),
-        ({"rank": 1}, r"rank=1 must lie in \[0, world_size=1\)"),
-        ({"world_size": 2}, "rank=0, world_size=2, but this is worker 0 of 1"),
-    ],
-)
-def test_impossible_options_are_refused(model, manifest, options, message):
-    with pytest.raises(ValueError, match=message):
-        Encoder(model, **HOW | options).pairs(manifest)
+def test_a_batch_of_nothing_is_refused(model):
+    with pytest.raises(ValueError, match="batch_size=0 must be positive"):
+        Encoder(model, World.alone(), **HOW | {"batch_size": 0})
 
 
 def encode_together_and_alone(rank, world_size, pairs, hopeless):
     """For several batch sizes: the features that all workers make together, and those of one alone."""
     model, results = tiny_model(), []
+    world = World(rank, world_size, rank, torch.device("cpu"), None)
     for batch_size in (2, 4, 16):
         how = HOW | {"batch_size": batch_size}
-        together = Encoder(model, **how, rank=rank, world_size=world_size).pairs(pairs)
-        results.append((together, Encoder(model, **how).pairs(pairs)))
+        together = Encoder(model, world, **how).pairs(pairs)
+        results.append((together, Encoder(model, World.alone(), **how).pairs(pairs)))
     with pytest.raises(ValueError, match="None of the 5 images"):
-        Encoder(model, **HOW, rank=rank, world_size=world_size).pairs(hopeless)
+        Encoder(model, world, **HOW).pairs(hopeless)
     return results
 
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from fastclip.distributed.world import World
 from fastclip.evaluation.features import Encoder
 from fastclip.evaluation.kept import kept_features, model_key
 from fastclip.evaluation.layout import open_task
@@ -20,9 +21,7 @@ def towers(tmp_path_factory):
 
 @pytest.fixture
 def encoder(towers):
-    return CountingEncoder(
-        towers, transform=towers.eval_transform(), tokenizer=towers.tokenizer(), device="cpu", batch_size=8
-    )
+    return CountingEncoder(towers, World.alone(), batch_size=8)
 
 
 class CountingEncoder(Encoder):

@@ -6,7 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
+from fastclip.distributed.world import World
 from fastclip.evaluation.features import Encoder
 from fastclip.evaluation.kept import model_key
 from fastclip.evaluation.suite import evaluate
@@ -18,15 +20,7 @@ from tests.workers import run_workers
 
 def encoder_of(exported, rank=0, world_size=1):
     towers = load_towers(exported)
-    encoder = Encoder(
-        towers,
-        transform=towers.eval_transform(),
-        tokenizer=towers.tokenizer(),
-        device="cpu",
-        batch_size=4,
-        rank=rank,
-        world_size=world_size,
-    )
+    encoder = Encoder(towers, World(rank, world_size, rank, torch.device("cpu"), None), batch_size=4)
     return encoder, model_key(towers, None)
 
 

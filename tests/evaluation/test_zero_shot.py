@@ -18,6 +18,7 @@ from sklearn.metrics import (
     jaccard_score,
 )
 
+from fastclip.distributed.world import World
 from fastclip.evaluation import zero_shot
 from fastclip.evaluation.features import Encoder
 from fastclip.evaluation.layout import open_task
@@ -28,7 +29,7 @@ from tests.workers import run_workers
 
 TRANSFORM = open_clip.image_transform(16, is_train=False)
 TOKENIZER = open_clip.SimpleTokenizer(context_length=8)
-HOW = {"transform": TRANSFORM, "tokenizer": TOKENIZER, "device": "cpu", "batch_size": 7}
+HOW = {"transform": TRANSFORM, "tokenizer": TOKENIZER, "batch_size": 7}
 NAMES = ["cat", "dog", "red panda", "ox", "bird", "fish", "ant"]
 TEMPLATES = ["a {c}.", "a photo of {c}", "{c}"]
 
@@ -50,8 +51,8 @@ def model():
     return tiny_model()
 
 
-def scored(task, model, **how):
-    encoder = Encoder(model, **HOW | how)
+def scored(task, model, world=None, **how):
+    encoder = Encoder(model, world or World.alone(), **HOW | how)
     return score(task, encoder, encoder.images(task))
 
 
@@ -102,7 +103,7 @@ def classification(folder, broken=(), names=NAMES, n=60):
 
 
 def test_the_classifier_normalises_averages_and_normalises_again(model):
-    found = classifier(Encoder(model, **HOW), NAMES, TEMPLATES)
+    found = classifier(Encoder(model, World.alone(), **HOW), NAMES, TEMPLATES)
     np.testing.assert_allclose(found.numpy(), plain_classifier(model, NAMES, TEMPLATES), atol=1e-12)
     plain_mean = np.stack([plain_text(model, "a cat."), plain_text(model, "a photo of cat")]).mean(0)
     assert np.linalg.norm(plain_mean) < 0.999  # or the last step would make no difference
@@ -135,7 +136,7 @@ def test_classification_and_its_groups(model, tmp_path):
 def test_labels_and_groups_stay_with_their_images_when_others_cannot_be_used(model, tmp_path):
     broken = [0, 7, 8, 9, 10, 11, 12, 13, 30, 59]  # a whole batch among them
     task, files, labels, groups = classification(tmp_path / "task", broken)
-    encoder = Encoder(model, **HOW)
+    encoder = Encoder(model, World.alone(), **HOW)
     images = encoder.images(task)
     kept = np.setdiff1d(np.arange(60), broken)
     assert images.kept_b.tolist() == kept.tolist()
@@ -348,7 +349,7 @@ def test_a_model_that_gives_no_numbers_has_no_score(tmp_path, tower):
 def score_together(rank, world_size, tasks):
     """Every task by all workers; and a failure that only one of them meets, and what comes after it."""
     model, told = tiny_model(), []
-    together = {"rank": rank, "world_size": world_size}
+    together = {"world": World(rank, world_size, rank, torch.device("cpu"), None)}
     scores = [scored(task, model, **together) for task in tasks]
 
     def broken(image):

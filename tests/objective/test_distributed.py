@@ -39,9 +39,11 @@ def ten_steps(rank, world_size, dtype):
             image, text = (x.detach()[local].requires_grad_() for x in pair(B, D, seed=step, dtype=features))
             loss.zero_grad()
             if step % 2:  # every other step overlaps; the result is the same
-                loss.prefetch(index)
-                loss.gather_early(image)
-            out = loss(image, text, index)
+                begun = loss.begin(index)
+                begun.images(image)
+                out = begun.forward(image, text)
+            else:
+                out = loss(image, text, index)
             out.value.backward()
             tau_grad = None if loss.log_scale is None else loss.log_scale.grad
             with torch.no_grad():
@@ -153,9 +155,9 @@ class Towers(torch.nn.Module):
         super().__init__()
         self.image, self.text = torch.nn.Linear(D, 8), torch.nn.Linear(D, 8)
 
-    def forward(self, image, text, gather_early):
+    def forward(self, image, text, on_image_features):
         image = torch.nn.functional.normalize(self.image(image), dim=-1)
-        gather_early(image)
+        on_image_features(image)
         return image, torch.nn.functional.normalize(self.text(text), dim=-1)
 
 
@@ -171,8 +173,8 @@ def train_with_ddp(rank, world_size):
             model.zero_grad()
             image, text = (x.detach()[local] for x in pair(B, D, seed=step))
             index = torch.arange(B)[local]
-            loss.prefetch(index)
-            loss(*model(image, text, loss.gather_early), index).value.backward()
+            begun = loss.begin(index)
+            begun.forward(*model(image, text, begun.images)).value.backward()
         gradients.append([p.grad for p in model.parameters()])
     return gradients
 

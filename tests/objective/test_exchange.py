@@ -41,9 +41,9 @@ def test_a_step_of_several_gpus_never_waits_for_the_host(name, fake_group):
         loss._checks.first_step_done, loss._checks.local_batch = True, {True: 16}
         image, text = (torch.randn(16, 8, device="cuda", requires_grad=True) for _ in range(2))
         index = torch.zeros(16, dtype=torch.int64, device="cuda")
-        loss.prefetch(index)
-        loss.gather_early(image)
-        out = loss(image, text, index)
+        step = loss.begin(index)
+        step.images(image)
+        out = step.forward(image, text)
         assert out.value.requires_grad
 
 

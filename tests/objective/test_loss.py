@@ -10,6 +10,7 @@ from open_clip.loss import ClipLoss
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastclip import ALGORITHMS, GlobalContrastiveLoss
+from fastclip.objective.algorithms import LossOptions, resolve
 from tests.objective.features import pair, relative_error, unit
 from tests.objective.reference import PaperRun
 
@@ -39,7 +40,8 @@ def test_steps_equal_the_papers_equations(name, estimator, data):
     n = 30
     gamma = data.draw(st.sampled_from([1.0, 0.3, 0.85]), "gamma")
     tau = data.draw(st.sampled_from([0.05, 0.07, 0.2]), "tau")
-    epsilon = data.draw(st.sampled_from([1e-14, 1e-3]), "epsilon") if ALGORITHMS[name].fcco else 1e-14
+    fcco = ALGORITHMS[name].fcco
+    epsilon = data.draw(st.sampled_from([1e-14, 1e-3]), "epsilon") if fcco else None
     tile_bytes = data.draw(st.sampled_from([1, 8 * 6, 8 * 35, 1 << 20]), "tile_bytes")
     individual = ALGORITHMS[name].temperature == "individual"
     options = {"tau_lr": 3e-3, "tau_betas": (0.8, 0.9)} if individual else {}
@@ -59,7 +61,7 @@ def test_steps_equal_the_papers_equations(name, estimator, data):
         name,
         n,
         tau=tau,
-        epsilon=epsilon,
+        epsilon=epsilon or 1e-14,
         released=estimator == "released",
         betas=(0.8, 0.9),
         tau_lr=3e-3,
@@ -257,12 +259,12 @@ def test_a_step_on_a_gpu_never_waits_for_the_host(name, monkeypatch):
                 loss._checks.index = lambda index: (
                     index
                 )  # a real index on the host has values; a fake one has none
-            loss.prefetch(index)
-            loss.gather_early(image)
-            out = loss(image, text, index)
+            step = loss.begin(index)
+            step.images(image)
+            out = step.forward(image, text)
             assert out.value.requires_grad
             assert all(stat.device.type == "cuda" for stat in out.stats.values())
-        loss.undo_step(torch.zeros((), dtype=torch.bool, device="cuda"))
+        out.undo(torch.zeros((), dtype=torch.bool, device="cuda"))
 
 
 def test_first_visit_takes_the_batch_estimate_and_the_next_one_averages():
@@ -305,23 +307,23 @@ def test_a_non_finite_feature_never_writes_into_the_state(name, bad):
 
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3"])
 @pytest.mark.parametrize("as_tensor", [True, False])
-def test_undo_step_puts_the_state_back_only_when_the_step_was_skipped(name, as_tensor):
+def test_undo_puts_the_state_back_only_when_the_step_was_skipped(name, as_tensor):
     loss = build(name, 6)
     ids = torch.tensor([0, 5, 2])
     loss(*pair(3, 5, seed=0), torch.tensor([0, 1, 2]))
     before = {key: value.clone() for key, value in loss.sample_state.state_dict().items()}
-    loss(*pair(3, 5, seed=1), ids)
+    out = loss(*pair(3, 5, seed=1), ids)
     after = {key: value.clone() for key, value in loss.sample_state.state_dict().items()}
-    loss.undo_step(torch.tensor(False) if as_tensor else False)
+    out.undo(torch.tensor(False) if as_tensor else False)
     assert all(torch.equal(v, after[k]) for k, v in loss.sample_state.state_dict().items())
     loss.load_state_dict(loss.state_dict() | before)
-    loss(*pair(3, 5, seed=1), ids)
-    loss.undo_step(torch.tensor(1.0) if as_tensor else True)  # a GradScaler's found_inf is a float
+    out = loss(*pair(3, 5, seed=1), ids)
+    out.undo(torch.tensor(1.0) if as_tensor else True)  # a GradScaler's found_inf is a float
     assert all(torch.equal(v, before[k]) for k, v in loss.sample_state.state_dict().items())
     assert int(loss.sample_state.visited) == 3
     with pytest.raises(RuntimeError, match="no step to undo"):
-        loss.undo_step(True)
-    loss.undo_step(False)
+        out.undo(True)
+    out.undo(False)
 
 
 def test_eval_leaves_the_state_and_no_grad_skips_the_gradients():
@@ -428,62 +430,82 @@ def test_conversions_move_the_state_and_never_lower_its_precision():
     assert moved.device.type == moved.log_scale.device.type == "meta"
 
 
-def test_prefetch_and_gather_early_change_nothing():
+def test_a_step_that_begins_before_the_encoders_gives_the_same_numbers():
     features = pair(4, 5, seed=0)
     ids = torch.arange(4)
     plain, ahead = build("fastclip-v2", 10), build("fastclip-v2", 10)
     for step in range(3):
         ids = (ids + step) % 10
-        ahead.prefetch(ids)
-        ahead.gather_early(features[0])
+        begun = ahead.begin(ids)
+        begun.images(features[0])
         # DDP may hand out clones of what the wrapped forward returned
-        out = ahead(features[0].clone(), features[1], ids)
+        out = begun.forward(features[0].clone(), features[1])
         assert torch.equal(out.value, plain(*features, ids).value)
     assert torch.equal(logs_of_u(ahead), logs_of_u(plain))
 
 
-def test_an_error_between_prefetch_and_forward_does_no_harm():
+def test_a_step_that_is_begun_and_given_up_does_no_harm():
     """An encoder that ran out of memory, say: the next batch begins afresh."""
     loss, plain = build("fastclip-v3", 10), build("fastclip-v3", 10)
     first, second = pair(4, 5, seed=0), pair(4, 5, seed=1)
     ids = torch.arange(4)
     for each in (loss, plain):
         each(*first, ids)
-    loss.prefetch(torch.tensor([5, 6, 7, 8]))
-    loss.gather_early(first[0])  # and then the encoder fails
-    loss.prefetch(ids)
-    with pytest.raises(RuntimeError, match="another index than prefetch"):
-        loss(*second, ids + 1)
-    assert torch.equal(loss(*second, ids).value, plain(*second, ids).value)
+    loss.begin(torch.tensor([5, 6, 7, 8])).images(first[0])  # and then the encoder fails
+    assert torch.equal(loss.begin(ids).forward(*second).value, plain(*second, ids).value)
+    assert torch.equal(logs_of_u(loss), logs_of_u(plain))
 
 
-def test_image_features_that_a_failed_step_left_behind_never_pass_for_the_next_ones():
+def test_other_image_features_than_those_that_were_sent_never_pass_for_them():
     loss = build("fastclip-v3", 10)
-    ids = torch.arange(4)
-    loss.gather_early(pair(4, 5, seed=0)[0])  # and then the text encoder fails
-    out = loss(*pair(4, 5, seed=1), ids)
+    step = loss.begin(torch.arange(4))
+    step.images(pair(4, 5, seed=0)[0])
+    out = step.forward(*pair(4, 5, seed=1))
     assert torch.isnan(out.value)
     assert torch.isinf(logs_of_u(loss)).all()
-    loss.gather_early(pair(4, 5, seed=0)[0])
-    with pytest.raises(RuntimeError, match="another batch than gather_early"):
-        loss(*pair(3, 5, seed=1), torch.arange(3))
-    assert torch.isfinite(loss(*pair(4, 5, seed=1), ids).value)
+    step = loss.begin(torch.arange(3))
+    step.images(pair(4, 5, seed=0)[0])
+    with pytest.raises(RuntimeError, match="another batch"):
+        step.forward(*pair(3, 5, seed=1))
 
 
-def test_undo_step_comes_before_the_next_prefetch():
+def test_a_step_is_undone_before_the_next_one_begins():
     loss = build("fastclip-v3", 10)
     ids = torch.arange(4)
-    loss(*pair(4, 5, seed=0), ids)
-    loss.prefetch(ids)
-    with pytest.raises(RuntimeError, match="before the next prefetch"):
-        loss.undo_step(True)
+    out = loss(*pair(4, 5, seed=0), ids)
+    loss.begin(ids)
+    with pytest.raises(RuntimeError, match="the next one has begun"):
+        out.undo(True)
 
 
-def test_gather_early_is_silent_during_inference():
+def test_a_validation_between_a_step_and_its_undo_changes_nothing():
     loss = build("fastclip-v3", 10)
+    ids = torch.arange(4)
+    out = loss(*pair(4, 5, seed=0), ids)
+    loss.eval()(*pair(4, 5, seed=1), ids)
+    out.undo(True)
+    assert torch.isinf(logs_of_u(loss)).all()
+
+
+def test_images_are_not_sent_during_inference():
+    loss = build("fastclip-v3", 10)
+    step = loss.begin(torch.arange(4))
     with torch.no_grad():
-        loss.gather_early(torch.randn(7, 5))
-    loss(*pair(4, 5, seed=0), torch.arange(4))
+        step.images(torch.randn(7, 5))
+    step.forward(*pair(4, 5, seed=0))
+
+
+def test_a_loss_is_built_from_settings_as_from_options():
+    settings = resolve("fastclip-v3", LossOptions(rho=3.0, gamma=0.5, wire_dtype="float16", tile_mib=2))
+    loss = GlobalContrastiveLoss(settings, 10)
+    assert (loss.settings, loss.wire_dtype, loss.tile_bytes) == (settings, torch.float16, 2 << 20)
+    with pytest.raises(TypeError, match="rho is part of the Settings"):
+        GlobalContrastiveLoss(settings, 10, rho=2.0)
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest():
+    with pytest.raises(TypeError, match=r"gama.*gamma"):
+        GlobalContrastiveLoss("fastclip-v3", 10, gama=0.5)
 
 
 def test_the_state_is_precise_whatever_the_default_dtype():

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastclip.objective.algorithms import resolve
+from fastclip.objective.algorithms import LossOptions, resolve
 from fastclip.objective.temperature import clamp_log_scale_, individual_step
 
 
@@ -12,7 +12,7 @@ def start(tau):
 
 
 def test_the_step_is_torchs_adamw_without_weight_decay():
-    settings = resolve("fastclip-v2", tau=0.5, tau_lr=3e-3, tau_betas=(0.8, 0.95))
+    settings = resolve("fastclip-v2", LossOptions(tau=0.5, tau_lr=3e-3, tau_betas=(0.8, 0.95)))
     columns = start(0.5)
     parameter = columns["tau"].clone().requires_grad_()
     adam = torch.optim.AdamW([parameter], lr=3e-3, betas=(0.8, 0.95), eps=1e-8, weight_decay=0)
@@ -25,7 +25,7 @@ def test_the_step_is_torchs_adamw_without_weight_decay():
 
 
 def test_tau_stays_between_its_bounds():
-    settings = resolve("fastclip-v2", tau=0.02, tau_lr=5.0)
+    settings = resolve("fastclip-v2", LossOptions(tau=0.02, tau_lr=5.0))
     moved = individual_step(settings, start(0.02), torch.tensor([[1.0, -1.0]], dtype=torch.float64))
     assert moved["tau"].tolist() == [[0.01, 1.0]]
 

@@ -18,7 +18,8 @@ from safetensors import safe_open
 from fastclip.objective.exchange import Exchange
 from fastclip.objective.sample_state import SampleState
 from fastclip.run import checkpoint
-from fastclip.run.checkpoint import CheckpointError, Checkpoints, load, read_facts, tensor_names
+from fastclip.run.checkpoint import CheckpointError, Checkpoints, load, tensor_names
+from fastclip.run.folder import read_facts
 from tests.workers import run_workers
 
 

@@ -16,7 +16,7 @@ from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
 from fastclip.run.folder import evaluation_pairs, find_checkpoint
 from fastclip.run.load import load_model
-from fastclip.training.trainer import Trainer
+from fastclip.training.trainer import train as train_run
 from tests.training.runs import Lab
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
@@ -35,9 +35,7 @@ def train(lab):
         options = {"evaluate__pairs": "null", "checkpoint__steps": 3} | changed
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
-            trainer = Trainer(resolve(parse(lab.options(lab.folder / name, algorithm, **options))), ALONE)
-            trainer.run()
-        return trainer
+            return train_run(resolve(parse(lab.options(lab.folder / name, algorithm, **options))), ALONE)
 
     return run
 
@@ -55,33 +53,33 @@ def test_the_last_checkpoint_holds_the_model_as_it_was_trained(train):
     trainer = train("whole")
     model, tau = load_model(trainer.folder)
     assert not model.training
-    for name, tensor in trainer.learner.towers.state_dict().items():
+    for name, tensor in trainer.train_step.towers.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
-    assert tau == pytest.approx(exp(-trainer.learner.loss.log_scale.item()), rel=1e-6)
+    assert tau == pytest.approx(exp(-trainer.train_step.loss.log_scale.item()), rel=1e-6)
 
 
 def test_a_run_in_float64_is_read_as_float32(train):
     trainer = train("double", precision="float64", epochs=0.5)
     model, tau = load_model(trainer.folder)
-    trained = trainer.learner.towers.state_dict()
+    trained = trainer.train_step.towers.state_dict()
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
     assert all(torch.equal(tensor, trained[name].float()) for name, tensor in model.state_dict().items())
-    assert tau == trainer.learner.tau()
+    assert tau == trainer.train_step.tau()
 
 
 def test_siglips_bias_and_scale_come_with_the_model(train):
     trainer = train("siglip", "siglip", optim__lr=0.1)
     model, tau = load_model(trainer.folder)
     assert tau is None
-    assert model.clip.logit_bias.item() == trainer.learner.towers.clip.logit_bias.item() != -10
-    assert model.clip.logit_scale.item() == trainer.learner.towers.clip.logit_scale.item()
+    assert model.clip.logit_bias.item() == trainer.train_step.towers.clip.logit_bias.item() != -10
+    assert model.clip.logit_scale.item() == trainer.train_step.towers.clip.logit_scale.item()
 
 
 def test_a_temperature_beyond_its_limit_is_read_as_the_limit(train):
     """The last step may leave the range, into which the next would have brought it back."""
     trainer = train("limit", loss__tau=0.0101, loss__rho=4, loss__tau_lr=0.5, epochs=0.2)
-    assert exp(-trainer.learner.loss.log_scale.item()) < 0.01
-    assert load_model(trainer.folder)[1] == trainer.learner.tau() == 0.01
+    assert exp(-trainer.train_step.loss.log_scale.item()) < 0.01
+    assert load_model(trainer.folder)[1] == trainer.train_step.tau() == 0.01
 
 
 def test_a_folder_without_what_was_asked_for_says_what_it_has_not(run, tmp_path):

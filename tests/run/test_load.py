@@ -11,7 +11,7 @@ from PIL import Image
 
 import fastclip
 from fastclip.model import build_model
-from fastclip.run.checkpoint import read_facts
+from fastclip.run.folder import read_facts
 from tests.data.collections import encode, picture
 from tests.evaluation import replica
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from fastclip.run.checkpoint import load, read_facts, tensor_names
+from fastclip.run.checkpoint import load, tensor_names
+from fastclip.run.folder import read_facts
 from fastclip.run.metrics import read_metrics
 from tests.data.collections import png, write_tar
 from tests.workers import CONTEXT

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -20,15 +19,13 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.pairs import SourceError
 from fastclip.distributed.world import World
-from fastclip.training import build
+from fastclip.training import pairs as pairs_module
 from fastclip.training.build import (
-    build_learner,
-    build_pairs,
+    build_step,
     build_towers,
-    open_pairs,
-    total_steps,
     warmup_steps,
 )
+from fastclip.training.pairs import open_manifest_of, open_pairs
 from fastclip.training.step import PeerLoss
 from tests.training.runs import collection
 
@@ -50,7 +47,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def towers(models):
-    return build_towers(TrainConfig(model=ModelConfig(models["vit"])), ALONE)
+    return build_towers(config(model=ModelConfig(models["vit"])), ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +57,7 @@ def pairs_24(tmp_path_factory):
 
 def config(train=None, size=8, micro=None, augment=None, **others):
     data = DataConfig(train=train, augment=augment or {}, workers=0)
-    return TrainConfig(data=data, batch=BatchConfig(size, micro), **others)
+    return resolve(TrainConfig(data=data, batch=BatchConfig(size, micro), **others))
 
 
 # The pairs
@@ -71,36 +68,36 @@ def test_a_batch_that_the_workers_cannot_share_is_refused_with_one_that_they_can
     size, workers, works, towers
 ):
     with pytest.raises(ValueError, match=rf"batch.size={size} .* {workers} workers; try {works}\."):
-        build_pairs(config("never-opened.tar", size), towers, World(0, workers, 0, CPU, None))
+        open_pairs(config("never-opened.tar", size), towers, World(0, workers, 0, CPU, None))
 
 
 def test_a_collection_smaller_than_a_batch_is_refused_and_the_advice_works(tmp_path, pairs_24, towers):
     with pytest.raises(ValueError, match=r"24 pairs, less than a batch of 25\. Try --batch.size 6\."):
-        build_pairs(config(pairs_24, 25), towers, ALONE)
+        open_pairs(config(pairs_24, 25), towers, ALONE)
     for size in (24, 6):
-        assert build_pairs(config(pairs_24, size), towers, ALONE).order.batch == size
+        assert open_pairs(config(pairs_24, size), towers, ALONE).order.batch == size
     few = str(collection(tmp_path, 3))
     with pytest.raises(ValueError, match=r"3 pairs, .*Try --batch.size 2\."):
-        build_pairs(config(few), towers, ALONE)
+        open_pairs(config(few), towers, ALONE)
 
 
 def test_missing_pairs_are_asked_for(towers):
     with pytest.raises(ValueError, match=r"data.train is missing: give --data.train PATH, or .*--config"):
-        build_pairs(config(), towers, ALONE)
+        open_pairs(config(), towers, ALONE)
 
 
 @pytest.mark.parametrize("name", ["scenes", "emoji", "icons"])
 def test_a_recipes_missing_data_say_how_to_get_them(name, towers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=rf"data/{name}/train.*`fastclip data get {name}`"):
-        build_pairs(parse(["--config", name]), towers, ALONE)
+        open_pairs(resolve(parse(["--config", name])), towers, ALONE)
 
 
 def test_data_that_are_there_but_cannot_be_read_are_not_fetched_again(towers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/scenes/train").mkdir(parents=True)
     with pytest.raises(SourceError) as caught:
-        build_pairs(parse(["--config", "scenes"]), towers, ALONE)
+        open_pairs(resolve(parse(["--config", "scenes"])), towers, ALONE)
     assert "data get" not in str(caught.value)
 
 
@@ -108,7 +105,7 @@ def test_data_that_are_there_but_cannot_be_read_are_not_fetched_again(towers, tm
 def test_other_missing_data_are_not_promised(path, towers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError) as caught:
-        build_pairs(config(path), towers, ALONE)
+        open_pairs(config(path), towers, ALONE)
     assert path in str(caught.value)
     assert "data get" not in str(caught.value)
 
@@ -125,12 +122,12 @@ def test_other_missing_data_are_not_promised(path, towers, tmp_path, monkeypatch
 )
 def test_an_unknown_augmentation_gets_the_nearest_or_the_list(name, advice, pairs_24, towers):
     with pytest.raises(ValueError, match=rf"data.augment.{name} is unknown. ({advice})") as caught:
-        build_pairs(config(pairs_24, augment={name: 1}), towers, ALONE)
+        open_pairs(config(pairs_24, augment={name: 1}), towers, ALONE)
     assert f"mean {name}?" not in str(caught.value)
 
 
 def test_augmentation_follows_the_model_and_the_config(pairs_24, towers):
-    augment = build_pairs(config(pairs_24, augment={"scale": [0.5, 1.0]}), towers, ALONE).decoder.augment
+    augment = open_pairs(config(pairs_24, augment={"scale": [0.5, 1.0]}), towers, ALONE).decoder.augment
     assert (augment.image_size, augment.mean, augment.std) == (16, towers.mean, towers.std)
     assert augment.scale == (0.5, 1.0)
 
@@ -138,7 +135,7 @@ def test_augmentation_follows_the_model_and_the_config(pairs_24, towers):
 def test_the_workers_batches_are_the_global_batch_cut_in_order(pairs_24, models):
     # texts of the package's own model: its vocabulary is the tokenizer's
     settings = config(pairs_24, model=ModelConfig("vit-scenes"))
-    pairs = build_pairs(settings, build_towers(settings, ALONE), ALONE)
+    pairs = open_pairs(settings, build_towers(settings, ALONE), ALONE)
     whole = list(pairs.loader(settings.data, ALONE, 1, 3))
     halves = [list(pairs.loader(settings.data, World(r, 2, r, CPU, None), 1, 3)) for r in (0, 1)]
     assert [batch.step for batch in whole] == [1, 2]
@@ -160,10 +157,10 @@ def test_worker_0_opens_a_collection_first_and_lets_the_others_in_even_if_it_fai
         if fails:
             raise SourceError("no such file")
 
-    monkeypatch.setattr(build, "open_manifest", open_manifest)
+    monkeypatch.setattr(pairs_module, "open_manifest", open_manifest)
     monkeypatch.setattr(World, "barrier", lambda world: events.append("barrier"))
     with pytest.raises(SourceError) if fails else nullcontext():
-        open_pairs("x.tar", DataConfig(), World(rank, 2, rank, CPU, None))
+        open_manifest_of("x.tar", DataConfig(), World(rank, 2, rank, CPU, None))
     assert events == expected
 
 
@@ -173,7 +170,7 @@ def test_worker_0_opens_a_collection_first_and_lets_the_others_in_even_if_it_fai
 def test_micro_batches_would_change_batch_norms_statistics(models, pairs_24):
     settings = config(pairs_24, micro=4, model=ModelConfig(models["resnet"]))
     with pytest.raises(ValueError, match=r"batch.micro=4 .*BatchNorm.*--model.batch_norm frozen"):
-        build_pairs(settings, build_towers(settings, ALONE), ALONE)
+        open_pairs(settings, build_towers(settings, ALONE), ALONE)
 
 
 @pytest.mark.parametrize(
@@ -182,32 +179,31 @@ def test_micro_batches_would_change_batch_norms_statistics(models, pairs_24):
 )
 def test_whole_batches_and_frozen_statistics_go_with_batch_norm(micro, model, models, pairs_24):
     settings = config(pairs_24, micro=micro, model=ModelConfig(models["resnet"], **model))
-    assert len(build_pairs(settings, build_towers(settings, ALONE), ALONE).manifest) == 24
+    assert len(open_pairs(settings, build_towers(settings, ALONE), ALONE).manifest) == 24
 
 
 def test_frozen_statistics_make_accumulation_exact_for_a_resnet(models):
     weights = {}
     for micro in (None, 3):
-        settings = resolve(
-            config(micro=micro, precision="float64", model=ModelConfig(models["resnet"], batch_norm="frozen"))
-        )
+        frozen = ModelConfig(models["resnet"], batch_norm="frozen")
+        settings = config(micro=micro, precision="float64", model=frozen)
         towers = build_towers(settings, ALONE)
-        learner = build_learner(settings, towers, 24, ALONE)
+        train_step = build_step(settings, towers, 24, ALONE)
         draw = torch.Generator().manual_seed(0)
         images, tokens = torch.randn(8, 3, 64, 64, generator=draw), torch.arange(1, 65).reshape(8, 8) % 64
         for step in range(2):
-            learner.step(step, images, tokens, torch.arange(8))
+            train_step.update(step, images, tokens, torch.arange(8))
         weights[micro] = towers.state_dict()
     for name, tensor in weights[None].items():
         torch.testing.assert_close(weights[3][name], tensor, rtol=1e-10, atol=1e-10)
 
 
-# The learner
+# The train_step
 
 
 def learner_of(models, **others):
-    settings = resolve(config(model=ModelConfig(models["vit"]), **others))
-    return build_learner(settings, build_towers(settings, ALONE), 24, ALONE)
+    settings = config(model=ModelConfig(models["vit"]), **others)
+    return build_step(settings, build_towers(settings, ALONE), 24, ALONE)
 
 
 def test_tf32_needs_a_gpu(models):
@@ -215,8 +211,8 @@ def test_tf32_needs_a_gpu(models):
         learner_of(models, precision="tf32")
 
 
-def rates(learner):
-    return {group["role"]: group["lr"] for group in learner.stepper.optimizer.param_groups}
+def rates(train_step):
+    return {group["role"]: group["lr"] for group in train_step.stepper.optimizer.param_groups}
 
 
 @pytest.mark.parametrize(("reference", "scale"), [(None, 1.0), (8, 1.0), (2, 4.0), (32, 0.25)])
@@ -230,7 +226,7 @@ def test_rates_grow_in_proportion_to_the_batch(reference, scale, models):
             optim=OptimOptions(lr=1e-2),
         )
         settings = resolve(settings)
-        return build_learner(settings, build_towers(settings, ALONE), 24, ALONE)
+        return build_step(settings, build_towers(settings, ALONE), 24, ALONE)
 
     model, tau = pytest.approx(1e-2 * scale), pytest.approx(1e-3 * scale)
     assert rates(build_with("fastclip-v3")) == {"decayed": model, "plain": model, "tau": tau}
@@ -242,23 +238,23 @@ def test_rates_grow_in_proportion_to_the_batch(reference, scale, models):
 
 @pytest.mark.parametrize("algorithm", ["fastclip-v0", "fastclip-v3", "openclip", "siglip"])
 def test_the_temperature_lives_in_one_place(algorithm, models):
-    learner = learner_of(models, algorithm=algorithm)
+    train_step = learner_of(models, algorithm=algorithm)
     peer = algorithm in ("openclip", "siglip")
-    assert isinstance(learner.loss, PeerLoss) == peer
-    assert learner.towers.clip.logit_scale.requires_grad == peer
-    assert (learner.towers.clip.logit_bias is not None) == (algorithm == "siglip")
-    assert (learner.stepper.slow_tau is not None) == (algorithm == "fastclip-v3")
+    assert isinstance(train_step.loss, PeerLoss) == peer
+    assert train_step.towers.clip.logit_scale.requires_grad == peer
+    assert (train_step.towers.clip.logit_bias is not None) == (algorithm == "siglip")
+    assert (train_step.stepper.slow_tau is not None) == (algorithm == "fastclip-v3")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "float64"])
 def test_precision_decides_on_weights_autocast_and_scaler(precision, models):
-    learner = learner_of(models, algorithm="fastclip-v2", precision=precision)
+    train_step = learner_of(models, algorithm="fastclip-v2", precision=precision)
     dtype = torch.float64 if precision == "float64" else torch.float32
-    assert {p.dtype for p in learner.towers.parameters()} == {dtype}
-    assert learner.loss.sample_state.columns["tau"].dtype == dtype
+    assert {p.dtype for p in train_step.towers.parameters()} == {dtype}
+    assert train_step.loss.sample_state.columns["tau"].dtype == dtype
     low = precision if precision in ("bfloat16", "float16") else None
-    assert learner.step.autocast == (getattr(torch, low) if low else None)
-    assert (learner.stepper.scaler is not None) == (precision == "float16")
+    assert train_step.autocast == (getattr(torch, low) if low else None)
+    assert (train_step.stepper.scaler is not None) == (precision == "float16")
     assert torch.get_default_dtype() == torch.float32
 
 
@@ -282,24 +278,20 @@ def test_the_models_start_depends_on_the_seed_alone(models):
     [(1, 64, 8, 8), (3, 65, 8, 24), (2, 67, 8, 16), (0.5, 64, 8, 4), (2.5, 100, 8, 31), (0.01, 64, 8, 1)],
 )
 def test_a_run_has_as_many_whole_batches_as_fit_its_epochs(epochs, pairs, batch, steps):
-    assert total_steps(config(size=batch, epochs=epochs), pairs) == steps
-
-
-def with_warmup(warmup):
-    return resolve(replace(config(), optim=OptimOptions(warmup=warmup)))
+    assert config(size=batch, epochs=epochs).total_steps(pairs) == steps
 
 
 @pytest.mark.parametrize("steps", [1, 9, 11, 250, 99_999, 1_000_000])
 def test_warm_up_is_a_tenth_of_the_run_and_at_most_10000(steps):
-    assert warmup_steps(with_warmup(None), steps) == min(10_000, ceil(steps / 10))
+    assert warmup_steps(None, steps) == min(10_000, ceil(steps / 10))
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 25])
 def test_a_given_warm_up_is_taken(warmup):
-    assert warmup_steps(with_warmup(warmup), 50) == warmup
+    assert warmup_steps(warmup, 50) == warmup
 
 
 @pytest.mark.parametrize("warmup", [26, 50, 10_000])
 def test_a_warm_up_that_was_meant_for_more_data_is_shortened_and_told(warmup, caplog):
-    assert warmup_steps(with_warmup(warmup), 50) == 5
+    assert warmup_steps(warmup, 50) == 5
     assert f"optim.warmup={warmup:,} is more than half of this run's 50 steps" in caplog.text

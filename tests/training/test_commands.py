@@ -14,7 +14,7 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
 from fastclip.training.evaluator import Evaluator
-from fastclip.training.trainer import Trainer
+from fastclip.training.trainer import train as train_run
 from tests.data.collections import picture
 from tests.training.runs import Lab, final_state
 
@@ -41,9 +41,7 @@ def train(lab):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
                 config = resolve(parse(lab.options(lab.folder / algorithm, algorithm, **options)))
-                trainer = Trainer(config, ALONE)
-                trainer.run()
-            done[algorithm] = trainer
+                done[algorithm] = train_run(config, ALONE)
         return done[algorithm]
 
     return run
@@ -79,7 +77,7 @@ def test_open_clip_loads_the_trained_model_from_the_export_and_from_the_runs_fol
     trainer = train(algorithm)
     assert main(["export", str(trainer.folder), str(tmp_path / "out")]) == 0
     assert str(tmp_path / "out") in capsys.readouterr().out
-    towers = trainer.learner.towers
+    towers = trainer.train_step.towers
     expected = features(towers.clip, towers.eval_transform(), towers.tokenizer())
     for folder in (tmp_path / "out", trainer.folder / "model"):
         found, clip = of_folder(folder)

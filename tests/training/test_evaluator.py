@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fastclip.cli import main
-from fastclip.run.checkpoint import read_facts
+from fastclip.run.folder import read_facts
 from fastclip.run.metrics import read_metrics
 from tests.evaluation.test_layout import labelled, write_task
 from tests.training.runs import Lab

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import torch
 
-from fastclip.run.checkpoint import read_facts
+from fastclip.run.folder import read_facts
 from tests.training.runs import (
     ALGORITHM,
     MOMENTS,

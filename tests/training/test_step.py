@@ -17,7 +17,8 @@ from fastclip.config.resolved import resolve
 from fastclip.data.order import seed_of
 from fastclip.distributed.world import World
 from fastclip.model import build_model
-from fastclip.training.build import build_learner, build_towers
+from fastclip.objective.loss import GlobalContrastiveLoss, LossStep
+from fastclip.training.build import build_step, build_towers
 from fastclip.training.step import PeerLoss, compile_towers
 from tests.workers import run_workers
 
@@ -86,7 +87,7 @@ def write_models(folder):
 
 
 def build(models, case, world=ALONE):
-    """A learner as a run builds it; γ < 1, so that what the state remembers counts."""
+    """A train_step as a run builds it; γ < 1, so that what the state remembers counts."""
     remembers = case.algorithm not in ("mbcl", *PEERS)
     loss = {"gamma_schedule": "constant", "gamma": 0.6} if remembers else {}
     if case.algorithm in ("fastclip-v3", "mbcl"):
@@ -110,7 +111,7 @@ def build(models, case, world=ALONE):
     if case.model == "dropout":  # open_clip's texts have none of their own
         for block in towers.clip.transformer.resblocks:
             block.attn.dropout = 0.2
-    return build_learner(config, towers, N, world)
+    return build_step(config, towers, N, world)
 
 
 def batch(step, world=ALONE):
@@ -126,31 +127,31 @@ def batch(step, world=ALONE):
     return images[rows].clone(), tokens[rows], index[rows].clone()
 
 
-def train(learner, world=ALONE, steps=range(STEPS)):
+def train(train_step, world=ALONE, steps=range(STEPS)):
     for step in steps:
-        result = learner.step(step, *batch(step, world))
-    return everything(learner) | {f"stats.{name}": value for name, value in told(learner, result.stats)}
+        result = train_step.update(step, *batch(step, world))
+    return everything(train_step) | {f"stats.{name}": value for name, value in told(train_step, result.stats)}
 
 
-def train_in_one_graph(learner, parts):
+def train_in_one_graph(train_step, parts):
     """The definition: `parts` of the global batch encoded in one graph, the loss of them all, one update.
 
     A part is (worker, number of the micro-batch, rows), from which its randomness comes.
     """
-    optimizer = learner.stepper.optimizer
+    optimizer = train_step.stepper.optimizer
     for step in range(STEPS):
         images, tokens, index = batch(step)
         encoded = []
         for rank, number, rows in parts:
             torch.manual_seed(seed_of(SEED, step, rank, number))
-            encoded.append(learner.towers(images[rows], tokens[rows]))
+            encoded.append(train_step.towers(images[rows], tokens[rows]))
         image_Bd, text_Bd = (torch.cat(side) for side in zip(*encoded, strict=True))
-        out = learner.loss(image_Bd, text_Bd, index)
+        out = train_step.loss.begin(index).forward(image_Bd, text_Bd)
         optimizer.zero_grad()
         out.value.backward()
-        update = learner.stepper.step(out.value.detach())
+        update = train_step.stepper.step(out.value.detach())
     stats = out.stats | {"grad_norm": update.grad_norm}
-    return everything(learner) | {f"stats.{name}": value for name, value in told(learner, stats)}
+    return everything(train_step) | {f"stats.{name}": value for name, value in told(train_step, stats)}
 
 
 def parts(workers, micro):
@@ -164,21 +165,21 @@ def parts(workers, micro):
     ]
 
 
-def everything(learner):
+def everything(train_step):
     """Copies of all tensors that a checkpoint would hold, whole, and of the gradients."""
-    found = dict(learner.tensors())
-    named = {f"model.{name}": p for name, p in learner.towers.named_parameters()}
-    if not isinstance(learner.loss, PeerLoss):
-        named |= {f"loss.{name}": p for name, p in learner.loss.named_parameters()}
+    found = dict(train_step.tensors())
+    named = {f"model.{name}": p for name, p in train_step.towers.named_parameters()}
+    if not isinstance(train_step.loss, PeerLoss):
+        named |= {f"loss.{name}": p for name, p in train_step.loss.named_parameters()}
     found |= {f"gradient.{name}": p.grad for name, p in named.items() if p.grad is not None}
     whole = {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in found.items()}
     return {name: tensor.detach().clone() for name, tensor in whole.items()}
 
 
-def told(learner, stats):
+def told(train_step, stats):
     """Statistics that are of the global batch; a peer's loss is its worker's own."""
     return [
-        (k, v.detach()) for k, v in stats.items() if k != "loss" or not isinstance(learner.loss, PeerLoss)
+        (k, v.detach()) for k, v in stats.items() if k != "loss" or not isinstance(train_step.loss, PeerLoss)
     ]
 
 
@@ -248,9 +249,9 @@ def _four_workers(rank, size, models):
     "case", [Case(name, micro) for name in ALGORITHMS for micro in (None, 4, 6)], ids=str
 )
 def test_micro_batches_give_the_update_of_the_whole_batch(case, models, in_one_graph):
-    learner = build(models, case)
-    start = everything(learner)
-    found = train(learner)
+    train_step = build(models, case)
+    start = everything(train_step)
+    found = train(train_step)
     assert_equal_to_1e10(found, in_one_graph(case))
     assert max((found[name] - start[name]).abs().max() for name in changed(start, found, "model.")) > 0.01
 
@@ -286,7 +287,7 @@ def test_micro_batches_are_reduced_over_workers_once_a_step(two_workers):
     assert counts[2] == counts[None] > 0
 
 
-def _reductions(learner, world):
+def _reductions(train_step, world):
     """How often DDP sends gradients in three steps."""
     sent = []
 
@@ -294,8 +295,8 @@ def _reductions(learner, world):
         sent.append(bucket.index())
         return allreduce_hook(group, bucket)
 
-    learner.step.towers.register_comm_hook(None, counting)
-    train(learner, world)
+    train_step.model.register_comm_hook(None, counting)
+    train(train_step, world)
     return len(sent)
 
 
@@ -318,11 +319,11 @@ def test_with_dropout_two_workers_are_as_if_all_were_encoded_in_one_graph(case, 
 
 def test_both_passes_see_the_same_dropout_and_no_two_micro_batches_do(models, monkeypatch):
     def features_of_both_passes():
-        learner, seen = build(models, Case("fastclip-v3", 4, "dropout")), []
-        learner.towers.register_forward_hook(lambda module, inputs, out: seen.append(out))
+        train_step, seen = build(models, Case("fastclip-v3", 4, "dropout")), []
+        train_step.towers.register_forward_hook(lambda module, inputs, out: seen.append(out))
         images, tokens, index = batch(0)
         # the same four pairs four times: only dropout tells them apart
-        learner.step(0, images[:4].repeat(4, 1, 1, 1), tokens[:4].repeat(4, 1), index)
+        train_step.update(0, images[:4].repeat(4, 1, 1, 1), tokens[:4].repeat(4, 1), index)
         assert [out[0].requires_grad for out in seen] == [False] * 4 + [True] * 4
         return seen[:4], seen[4:]
 
@@ -386,11 +387,11 @@ def test_siglip_starts_where_its_paper_does(models):
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peers_scale_is_limited_to_100(name, models):
-    learner = build(models, Case(name))
-    nn.init.constant_(learner.towers.clip.logit_scale, 6.0)
-    result = learner.step(0, *batch(0))
+    train_step = build(models, Case(name))
+    nn.init.constant_(train_step.towers.clip.logit_scale, 6.0)
+    result = train_step.update(0, *batch(0))
     torch.testing.assert_close(result.stats["tau"].item(), 0.01)
-    assert learner.towers.clip.logit_scale < 4.7  # log 100 and one step of the optimizer
+    assert train_step.towers.clip.logit_scale < 4.7  # log 100 and one step of the optimizer
 
 
 # Steps that are skipped
@@ -409,24 +410,24 @@ def test_a_nan_on_one_worker_changes_nothing_on_any_and_the_next_step_works(case
     assert all(not tensor.isnan().any() for tensor in first.values())
 
 
-def _poisoned(learner, at, world):
+def _poisoned(train_step, at, world):
     """Steps before `at`, then one with a NaN in the last worker's images, then one more."""
-    state = getattr(learner.loss, "sample_state", None)
+    state = getattr(train_step.loss, "sample_state", None)
 
     def count():
         return 0 if state is None else int(state.visited)
 
     for step in range(at):
-        learner.step(step, *batch(step, world))
-    before, visited = everything(learner), [count()]
+        train_step.update(step, *batch(step, world))
+    before, visited = everything(train_step), [count()]
     images, tokens, index = batch(at, world)
     if world.rank == world.size - 1:
         images[-1, 0, 0, 0] = torch.nan
-    skipped = learner.step(at, images, tokens, index)
-    between = everything(learner)
+    skipped = train_step.update(at, images, tokens, index)
+    between = everything(train_step)
     visited.append(count())
-    following = learner.step(at + 1, *batch(at + 1, world))
-    end = everything(learner)
+    following = train_step.update(at + 1, *batch(at + 1, world))
+    end = everything(train_step)
     kept = {name for name in before if not name.startswith("gradient.")}
     return {
         "finite": [bool(skipped.finite), bool(following.finite)],
@@ -444,15 +445,15 @@ def _poisoned(learner, at, world):
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", "openclip"])
 def test_towers_compute_in_low_precision_and_learn(precision, micro, name, models):
-    learner, seen = build(models, Case(name, micro, precision=precision)), set()
-    learner.towers.clip.visual.transformer.resblocks[0].mlp.c_fc.register_forward_hook(
+    train_step, seen = build(models, Case(name, micro, precision=precision)), set()
+    train_step.towers.clip.visual.transformer.resblocks[0].mlp.c_fc.register_forward_hook(
         lambda module, inputs, out: seen.add(out.dtype)
     )
-    before = everything(learner)
-    assert all(learner.step(step, *batch(step)).finite for step in range(STEPS))
+    before = everything(train_step)
+    assert all(train_step.update(step, *batch(step)).finite for step in range(STEPS))
     assert seen == {getattr(torch, precision)}
-    after = everything(learner)
-    trained = {f"model.{key}" for key, p in learner.towers.named_parameters() if p.requires_grad}
+    after = everything(train_step)
+    trained = {f"model.{key}" for key, p in train_step.towers.named_parameters() if p.requires_grad}
     assert trained <= set(changed(before, after))
     assert {t.dtype for key, t in after.items() if t.is_floating_point()} == {torch.float32}
 
@@ -473,19 +474,19 @@ def test_micro_batches_have_the_gradients_of_the_whole_batch_in_low_precision_to
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_an_overflow_of_float16_is_skipped_and_undone_and_the_scale_backs_off(micro, optimizer, models):
-    learner = build(models, Case("fastclip-v2", micro, optimizer=optimizer, precision="float16"))
-    learner.step(0, *batch(0))
-    before, visited = everything(learner), int(learner.loss.sample_state.visited)
-    learner.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, backoff_factor=2.0**-32)
-    result = learner.step(1, *batch(1))
+    train_step = build(models, Case("fastclip-v2", micro, optimizer=optimizer, precision="float16"))
+    train_step.update(0, *batch(0))
+    before, visited = everything(train_step), int(train_step.loss.sample_state.visited)
+    train_step.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, backoff_factor=2.0**-32)
+    result = train_step.update(1, *batch(1))
     assert result.stats["loss"].isfinite()  # so that the state was written before the overflow showed
     assert not result.finite
     kept = {name: tensor for name, tensor in before.items() if not name.startswith("gradient.")}
-    assert changed(kept, everything(learner)) == []
-    assert int(learner.loss.sample_state.visited) == visited
-    assert learner.stepper.scaler.get_scale() == 256
-    assert learner.step(1, *batch(1)).finite
-    assert changed(kept, everything(learner), "loss.log_u")
+    assert changed(kept, everything(train_step)) == []
+    assert int(train_step.loss.sample_state.visited) == visited
+    assert train_step.stepper.scaler.get_scale() == 256
+    assert train_step.update(1, *batch(1)).finite
+    assert changed(kept, everything(train_step), "loss.log_u")
 
 
 # Frozen towers
@@ -516,23 +517,26 @@ def test_a_frozen_tower_keeps_every_bit_on_two_workers(case, models, two_workers
 # What happens when
 
 
-def _events(learner, monkeypatch):
+def _events(train_step, monkeypatch):
     """The order of a step's parts."""
-    events, loss, clip = [], learner.loss, learner.towers.clip
+    events, clip = [], train_step.towers.clip
 
-    def spy(name, original):
+    def spy(owner, name):
+        original = getattr(owner, name)
+
         def spied(*given):
             events.append(name)
             return original(*given)
 
-        monkeypatch.setattr(loss, name, spied)
+        monkeypatch.setattr(owner, name, spied)
 
-    for name in ("prefetch", "gather_early", "_send"):
-        spy(name, getattr(loss, name))
-    clip.visual.register_forward_hook(lambda *_: events.append("images"))
-    clip.transformer.register_forward_hook(lambda *_: events.append("texts"))
-    loss.register_forward_pre_hook(lambda *_: events.append("loss"))
-    learner.step(0, *batch(0))
+    spy(GlobalContrastiveLoss, "begin")
+    spy(GlobalContrastiveLoss, "_send")
+    spy(LossStep, "images")
+    spy(LossStep, "forward")
+    clip.visual.register_forward_hook(lambda *_: events.append("image tower"))
+    clip.transformer.register_forward_hook(lambda *_: events.append("text tower"))
+    train_step.update(0, *batch(0))
     return events
 
 
@@ -541,13 +545,13 @@ def test_state_is_fetched_before_the_towers_run_and_images_travel_while_texts_ar
 ):
     events = _events(build(models, Case("fastclip-v3")), monkeypatch)
     # `_send` starts a gather: of the images early, and not again in the loss, which sends texts alone
-    assert events == ["prefetch", "images", "gather_early", "_send", "texts", "loss", "_send"]
+    assert events == ["begin", "image tower", "images", "_send", "text tower", "forward", "_send"]
 
 
 def test_micro_batches_are_all_encoded_before_the_one_loss_and_again_after_it(models, monkeypatch):
     events = _events(build(models, Case("fastclip-v3", 8)), monkeypatch)
-    encoded = ["images", "texts"] * 2
-    assert events == ["prefetch", *encoded, "loss", "_send", "_send", *encoded]
+    encoded = ["image tower", "text tower"] * 2
+    assert events == ["begin", *encoded, "forward", "_send", "_send", *encoded]
 
 
 # The host does not wait for the device
@@ -562,15 +566,15 @@ class _NoReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _step_without_reads(learner, monkeypatch):
-    learner.step(0, *batch(0))  # the checks of the first step may wait
-    if hasattr(learner.loss, "_checks"):  # ids on the host are looked at there
-        monkeypatch.setattr(learner.loss._checks, "index", lambda index: index)
+def _step_without_reads(train_step, monkeypatch):
+    train_step.update(0, *batch(0))  # the checks of the first step may wait
+    if hasattr(train_step.loss, "_checks"):  # ids on the host are looked at there
+        monkeypatch.setattr(train_step.loss._checks, "index", lambda index: index)
     for name in ("tolist", "numpy", "item", "__bool__", "__float__", "__int__", "__index__"):
         monkeypatch.setattr(torch.Tensor, name, partial(_refuse, name))
     given = batch(1)
     with _NoReads():
-        return learner.step(1, *given)
+        return train_step.update(1, *given)
 
 
 def _refuse(name, *_):
@@ -581,18 +585,18 @@ def _refuse(name, *_):
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", "mbcl", *PEERS])
 def test_a_step_reads_nothing_from_the_device(name, micro, optimizer, models, monkeypatch):
-    learner = build(models, Case(name, micro, optimizer=optimizer, precision="float32"))
-    before = everything(learner)
+    train_step = build(models, Case(name, micro, optimizer=optimizer, precision="float32"))
+    before = everything(train_step)
     with monkeypatch.context() as patch:
-        result = _step_without_reads(learner, patch)
+        result = _step_without_reads(train_step, patch)
     assert result.finite
-    assert changed(before, everything(learner), "model.")
+    assert changed(before, everything(train_step), "model.")
 
 
 def test_lion_is_known_to_wait(models, monkeypatch):
-    learner = build(models, Case("fastclip-v3", optimizer="lion", precision="float32"))
+    train_step = build(models, Case("fastclip-v3", optimizer="lion", precision="float32"))
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="read from the device"):
-        _step_without_reads(learner, patch)
+        _step_without_reads(train_step, patch)
 
 
 @pytest.mark.parametrize("micro", [None, 4])
@@ -603,10 +607,10 @@ def test_a_step_on_a_gpu_never_waits_for_the_host(name, micro, models, monkeypat
     config = resolve(TrainConfig(algorithm=name, seed=SEED, batch=BatchConfig(B, micro)))
     with FakeTensorMode():
         _make_fake(towers)
-        learner = build_learner(config, towers, N, World(0, 1, 0, torch.device("cuda"), None))
-        if hasattr(learner.loss, "_checks"):  # the first step may wait
-            learner.loss._checks.first_step_done, learner.loss._checks.local_batch = True, {True: B}
-        trained = [p for p in {*towers.parameters(), *learner.loss.parameters()} if p.requires_grad]
+        train_step = build_step(config, towers, N, World(0, 1, 0, torch.device("cuda"), None))
+        if hasattr(train_step.loss, "_checks"):  # the first step may wait
+            train_step.loss._checks.first_step_done, train_step.loss._checks.local_batch = True, {True: B}
+        trained = [p for p in {*towers.parameters(), *train_step.loss.parameters()} if p.requires_grad]
 
         def backward(*_):
             for parameter in trained:
@@ -616,7 +620,7 @@ def test_a_step_on_a_gpu_never_waits_for_the_host(name, micro, models, monkeypat
         monkeypatch.setattr(torch.autograd, "backward", backward)
         monkeypatch.setattr(torch.autograd, "grad", lambda out, wanted: [torch.empty_like(t) for t in wanted])
         given = [torch.empty_like(tensor, device="cuda") for tensor in batch(0)]
-        result = learner.step(0, *given)
+        result = train_step.update(0, *given)
         assert {tensor.device.type for tensor in (result.finite, *result.stats.values())} == {"cuda"}
 
 
@@ -642,9 +646,9 @@ def test_compiled_towers_keep_the_names_of_their_weights_and_give_the_same_updat
     case = Case("fastclip-v3")
     expected = train(build(models, case), steps=[0])
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))  # quicker than inductor
-    learner = build(models, case)
-    names = list(learner.towers.state_dict())
-    compile_towers(learner.towers)
-    assert list(learner.towers.state_dict()) == names
-    assert_equal_to_1e10(train(learner, steps=[0]), expected)
+    train_step = build(models, case)
+    names = list(train_step.towers.state_dict())
+    compile_towers(train_step.towers)
+    assert list(train_step.towers.state_dict()) == names
+    assert_equal_to_1e10(train(train_step, steps=[0]), expected)
     assert len(graphs) >= 2  # both towers

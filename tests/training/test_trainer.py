@@ -11,10 +11,10 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.datasets import get
 from fastclip.distributed.world import World
-from fastclip.run.checkpoint import read_facts
+from fastclip.run.folder import read_facts
 from fastclip.run.metrics import read_metrics
 from fastclip.training.evaluator import Evaluator
-from fastclip.training.trainer import Trainer
+from fastclip.training.trainer import train as train_run
 from tests.training.runs import Lab, final_state, metrics
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
@@ -41,7 +41,7 @@ def train(lab):
             defaults = {"evaluate__pairs": "null", "checkpoint__steps": "null"}
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
-                Trainer(resolve(parse(lab.options(out, algorithm, **defaults | changed))), ALONE).run()
+                train_run(resolve(parse(lab.options(out, algorithm, **defaults | changed))), ALONE)
             done[key] = out
         return done[key]
 
@@ -109,7 +109,7 @@ def test_scenes_are_learnt_with_the_recipes_values(algorithm, optimizer, epochs,
         "out": tmp_path / "run",
     }
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    Trainer(resolve(parse(words)), ALONE).run()
+    train_run(resolve(parse(words)), ALONE)
     untrained, trained = (record["evaluation"] for record in evaluations(tmp_path / "run"))
     assert 0.003 < mean_recall_at_10(untrained) < 0.02  # chance is 10 of 1,000
     assert mean_recall_at_10(trained) >= 5 * mean_recall_at_10(untrained)

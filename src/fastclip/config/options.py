@@ -1,4 +1,4 @@
-"""What a run is: documented, checked dataclasses. A recipe is a YAML file of them, options change values.
+"""What a user asks for: documented, checked dataclasses; a recipe is a YAML file of them.
 
 An algorithm and an optimizer are chosen by name. Their values come from three places, the later over the
 earlier: fastclip's own rows (the paper's), the recipe's tables `algorithms` and `optimizers`, and the options
@@ -7,14 +7,14 @@ earlier: fastclip's own rows (the paper's), the recipe's tables `algorithms` and
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from math import inf, isfinite
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-from fastclip.objective.algorithms import find_algorithm
-
-OPTIMIZER_NAMES = ("adamw", "lamb", "lion", "sgd")
+from fastclip.config.tables import OPTIMIZERS
+from fastclip.objective.algorithms import LossOptions, find_algorithm
+from fastclip.text import did_you_mean
 
 
 def whole_batches(epochs: float, num_samples: int, batch: int) -> int:
@@ -27,14 +27,13 @@ def _check(name: str, value: object, good: bool, example: object) -> None:
         raise ValueError(f"{name}={value!r} is not possible; try {name}={example}.")
 
 
-def _find(name: str, names: tuple[str, ...], what: str) -> None:
-    if name not in names:
-        near = get_close_matches(str(name), names, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{what}={name!r} is unknown.{hint} Choose one of: {', '.join(names)}.")
+def _find_optimizer(name: str) -> None:
+    if name not in OPTIMIZERS:
+        hint = did_you_mean(name, OPTIMIZERS)
+        raise ValueError(f"optimizer={name!r} is unknown.{hint} Choose one of: {', '.join(OPTIMIZERS)}.")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig:
     """Who encodes."""
 
@@ -55,7 +54,7 @@ class ModelConfig:
     """For models with BatchNorm: statistics of each worker's batch, of the global batch (GPUs), or none."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """Where pairs come from."""
 
@@ -89,7 +88,7 @@ class DataConfig:
         _check("data.timeout", self.timeout, self.timeout >= 0 and isfinite(self.timeout), 600)
 
 
-@dataclass
+@dataclass(frozen=True)
 class BatchConfig:
     """How many pairs a step sees."""
 
@@ -107,49 +106,7 @@ class BatchConfig:
         _check("batch.reference", self.reference, self.reference is None or self.reference >= 1, self.size)
 
 
-@dataclass
-class LossOptions:
-    """Values of the algorithm; what is left out comes from the recipe's row for it."""
-
-    tau: float | None = None
-    """The (initial) temperature."""
-    tau_lr: float | None = None
-    """Learning rate of τ, without warm-up and decay; fastclip-v3 takes a third of it while τ < 0.03."""
-    tau_min: float | None = None
-    """τ never falls below this; 0.01 if left out."""
-    tau_betas: tuple[float, float] | None = None
-    """Adam's betas for individual temperatures."""
-    rho: float | None = None
-    """Radius ρ of the robust losses."""
-    rho_share: float | None = None
-    """ρ as a share of log(B−1), the most that the radius can be at γ = 1: instead of rho, for small B."""
-    gamma: float | None = None
-    """Rate γ of the estimators u: the γ of a constant schedule, the final γ_min of a cosine one."""
-    gamma_schedule: Literal["constant", "cosine"] | None = None
-    """How γ moves over the epochs: `constant`, or `cosine` from 1 down to `gamma`."""
-    gamma_decay_epochs: int | None = None
-    """Length E of the cosine; half of the epochs if left out."""
-    epsilon: float | None = None
-    """ε inside the logarithm; 1e-14 if left out."""
-    estimator: Literal["paper", "released"] | None = None
-    """`paper`, or `released`: the temperature gradient and the scale of the authors' code."""
-    wire_dtype: Literal["float16", "bfloat16"] | None = None
-    """Send features between workers in `float16` or `bfloat16`: half the bytes."""
-    tile_mib: int | None = None
-    """Memory for similarities, MiB; those that need more are computed twice, in tiles. 256 if left out."""
-
-    def __post_init__(self) -> None:
-        if self.rho is not None and self.rho_share is not None:
-            raise ValueError(
-                f"loss.rho={self.rho} and loss.rho_share={self.rho_share} say the same thing in two ways: "
-                "give one of them, and null for the other if a recipe's row has it."
-            )
-        share = self.rho_share
-        _check("loss.rho_share", share, share is None or 0 <= share < inf, 0.6)
-        _check("loss.tile_mib", self.tile_mib, self.tile_mib is None or self.tile_mib >= 1, 256)
-
-
-@dataclass
+@dataclass(frozen=True)
 class OptimOptions:
     """Values of the optimizer; what is left out comes from the recipe's row for it."""
 
@@ -182,7 +139,7 @@ class OptimOptions:
         _check("optim.clip", self.clip, self.clip is None or self.clip > 0, 1.0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluateConfig:
     """How good the model is, while it trains."""
 
@@ -205,7 +162,7 @@ class EvaluateConfig:
             )
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointConfig:
     """When the run is saved. SIGTERM, SIGINT and the end of the run save as well."""
 
@@ -222,7 +179,7 @@ class CheckpointConfig:
         _check("checkpoint.keep", self.keep, self.keep >= 1, 2)
 
 
-@dataclass
+@dataclass(frozen=True)
 class LogConfig:
     """What a run tells. metrics.jsonl in its folder is always written."""
 
@@ -237,7 +194,7 @@ class LogConfig:
         _check("log.every", self.every, self.every >= 1, 50)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     """The run."""
 
@@ -275,11 +232,11 @@ class TrainConfig:
         _check("seed", self.seed, 0 <= self.seed < 2**63, 0)
         _check("timeout", self.timeout, self.timeout > 0 and isfinite(self.timeout), 1800)
         find_algorithm(self.algorithm)
-        _find(self.optimizer, OPTIMIZER_NAMES, "optimizer")
+        _find_optimizer(self.optimizer)
         for name in self.algorithms:
             find_algorithm(name)
         for name in self.optimizers:
-            _find(name, OPTIMIZER_NAMES, "optimizers")
+            _find_optimizer(name)
 
     @property
     def scale(self) -> float:
@@ -287,9 +244,35 @@ class TrainConfig:
         return self.batch.size / (self.batch.reference or self.batch.size)
 
 
+TABLES = {"algorithms": LossOptions, "optimizers": OptimOptions}
+SECTIONS = {name: kind for name, kind in get_type_hints(TrainConfig).items() if is_dataclass(kind)}
+
+
 def as_dict(config: TrainConfig) -> dict:
     """A config as plain values, without what was left out: what config.yaml holds."""
     return _without_none(asdict(config))
+
+
+def from_dict(values: Mapping[str, Any]) -> TrainConfig:
+    """The config that `as_dict` wrote, also one of an earlier version; ValueError names what does not fit."""
+    built: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in SECTIONS:
+            built[name] = _section(SECTIONS[name], value, name)
+        elif name in TABLES:
+            built[name] = {key: _section(TABLES[name], row, f"{name}.{key}") for key, row in value.items()}
+        else:
+            built[name] = value
+    return _section(TrainConfig, built, "config")
+
+
+def _section(kind: Any, values: Any, name: str) -> Any:
+    known = {one.name for one in fields(kind)}
+    if not isinstance(values, Mapping) or not values.keys() <= known:
+        strange = sorted(values.keys() - known) if isinstance(values, Mapping) else [values]
+        raise ValueError(f"{name} holds {strange[0]!r}, which this version does not know.")
+    pairs = ("betas", "tau_betas")  # JSON and YAML have lists for them
+    return kind(**{key: tuple(value) if key in pairs else value for key, value in values.items()})
 
 
 def _without_none(value: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Action
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -20,12 +19,11 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
-from fastclip.config.options import LossOptions, OptimOptions, TrainConfig, as_dict
+from fastclip.config.options import SECTIONS, TABLES, TrainConfig
 from fastclip.help import Help
+from fastclip.text import did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
-TABLES = {"algorithms": LossOptions, "optimizers": OptimOptions}
-SECTIONS = {name: kind for name, kind in get_type_hints(TrainConfig).items() if is_dataclass(kind)}
 
 
 def recipe_names() -> list[str]:
@@ -43,8 +41,7 @@ def find_recipe(name: str) -> Path:
         inside = sorted(path.glob("*.yaml"))
         hint = f": {inside[0]}" if inside else f", or a recipe: {', '.join(recipe_names())}"
         raise ValueError(f"--config {name} is a folder. Give a YAML file{hint}.")
-    near = get_close_matches(name, recipe_names(), n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(name, recipe_names())
     raise ValueError(
         f"--config {name}: there is no such file or recipe.{hint} Recipes: {', '.join(recipe_names())}."
     )
@@ -65,14 +62,8 @@ def parse(words: list[str], prog: str = "fastclip train") -> TrainConfig:
     del values["config"]
     config = TrainConfig(**values)
     if config.out is None:
-        config.out = f"runs/{source.stem if source else 'train'}-{config.algorithm}"
+        config = replace(config, out=f"runs/{source.stem if source else 'train'}-{config.algorithm}")
     return config
-
-
-def write_config(config: TrainConfig, path: Path) -> None:
-    """A YAML file from which the same run can be trained."""
-    text = yaml.safe_dump(as_dict(config), sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
 
 
 _DESCRIPTION = """\
@@ -174,16 +165,16 @@ def _in_words(message: str, parser: ArgumentParser) -> str:
     if value[2] is not None:
         return _not_a_section(keys[0], value[2])
     shown, kind = value[1], _type_of(*keys)
-    near = get_close_matches(shown, _choices(kind), n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(shown, _choices(kind))
     return f"{'.'.join(keys)}={shown} is not possible: it must be {_kind(kind)}.{hint}"
 
 
 def _no_option(name: str, options: list[str]) -> str:
     """--tau is short for nothing, but loss.tau is meant."""
     near = [option for option in options if option.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = near or get_close_matches(name.replace("-", "_"), options, n=1, cutoff=0.6)
-    hint = f" Did you mean {' or '.join(near)}?" if near else " `fastclip train --help` lists them all."
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = hint or did_you_mean(name.replace("-", "_"), options, cutoff=0.6)
+    hint = hint or " `fastclip train --help` lists them all."
     return f"There is no option {name}.{hint}"
 
 

@@ -35,6 +35,11 @@ class World:
     control: dist.ProcessGroup | None
     """A gloo group, for words between workers that must not touch the GPU; None alone, and when left."""
 
+    @classmethod
+    def alone(cls, device: torch.device | str = "cpu") -> World:
+        """One worker, and no process group."""
+        return cls(0, 1, 0, torch.device(device), None)
+
     @property
     def main(self) -> bool:
         """Whether this worker is the one that speaks, and writes what exists once."""
@@ -42,24 +47,45 @@ class World:
 
     def agree(self, value: Value) -> Value:
         """Worker 0's value, on every worker."""
-        if self.size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.control)
-        return values[0]
+        return value if self.size == 1 else broadcast_object(value, self.control)
 
     def gather(self, value: Value) -> list[Value]:
         """Everyone's values in the order of ranks, on every worker."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+        return [value] if self.size == 1 else gather_objects(value, self.control)
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
         if self.size > 1:
             dist.barrier(group=self.control)
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Worker 0 builds what is cached; the others then find it."""
+        if not self.main:
+            self.barrier()
+        try:
+            yield
+        finally:
+            if self.main:
+                self.barrier()
+
+
+def broadcast_object(value: Value, group: dist.ProcessGroup | None = None) -> Value:
+    """Rank 0's value on every rank of the group; the value itself where there is no group."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]
+
+
+def gather_objects(value: Value, group: dist.ProcessGroup | None = None) -> list[Value]:
+    """The values of all ranks of the group, in their order; this one alone where there is no group."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 @contextmanager

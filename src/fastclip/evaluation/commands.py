@@ -121,9 +121,11 @@ def _selected(folders: dict[str, Path | str], select: str | None) -> dict[str, P
 
 
 def _results_folder(model: str) -> Path:
+    from fastclip.run.folder import RESULTS, is_run
+
     folder = Path(model).expanduser()
-    if (folder / "checkpoints").is_dir():
-        return folder / "evaluation"
+    if is_run(folder):
+        return (folder / RESULTS).parent
     return Path("evaluations") / Path(os.path.abspath(folder)).name
 
 
@@ -151,17 +153,7 @@ def _score_all(
         quiet_others(world)
         autocast = None if precision == "float32" else getattr(torch, precision)
         towers = load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=world.device)
-        encoder = Encoder(
-            towers,
-            transform=towers.eval_transform(),
-            tokenizer=towers.tokenizer(),
-            device=world.device,
-            batch_size=batch_size,
-            workers=workers,
-            rank=world.rank,
-            world_size=world.size,
-            autocast=autocast,
-        )
+        encoder = Encoder(towers, world, batch_size=batch_size, workers=workers, autocast=autocast)
         file = out / "results.jsonl"
         if world.main:
             out.mkdir(parents=True, exist_ok=True)

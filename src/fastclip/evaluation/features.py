@@ -22,6 +22,7 @@ from fastclip.data.images import upright_rgb
 from fastclip.data.loader import BadSample, Tokenizer, leave_group
 from fastclip.data.manifest import Manifest, caption_lines
 from fastclip.data.readers import UNUSABLE
+from fastclip.distributed.world import World
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,10 @@ class TwoTowers(Protocol):
     """What holds an open_clip model, with its `encode_image` and `encode_text`."""
 
     clip: Any
+
+    def eval_transform(self) -> Callable[[Image.Image], Tensor]: ...
+
+    def tokenizer(self) -> Any: ...
 
 
 class Pictures(Protocol):
@@ -66,37 +71,37 @@ class Features(NamedTuple):
 
 
 class Encoder:
-    """Encodes with one model on one device; all `world_size` workers have to call it alike.
+    """Encodes with one model; all workers of the world have to call it alike.
 
     The model is in evaluation mode meanwhile, and no random number is drawn.
 
     Args:
-        transform: upright RGB image → tensor, as open_clip's `image_transform(…, is_train=False)`.
-        tokenizer: texts → token ids, as open_clip's tokenizers.
-        device: where the model is, and where the features will be.
+        model: on the world's device, where the features will be too.
+        transform: upright RGB image → tensor; the model's own if left out.
+        tokenizer: texts → token ids; the model's own if left out.
         batch_size: images, and texts, that are encoded at once.
         workers: processes that decode; 0 decodes in this one. Results do not depend on it.
-        rank, world_size: this worker's place in torch.distributed's default group; (0, 1) needs no group.
         autocast: the type that matrices are multiplied in; None is the model's own.
     """
 
     def __init__(
         self,
         model: TwoTowers,
+        world: World,
         *,
-        transform: Callable[[Image.Image], Tensor],
-        tokenizer: Tokenizer,
-        device: torch.device | str,
+        transform: Callable[[Image.Image], Tensor] | None = None,
+        tokenizer: Tokenizer | None = None,
         batch_size: int = 256,
         workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
         autocast: torch.dtype | None = None,
     ):
-        _check(batch_size, rank, world_size)
-        self.clip, self.transform, self.tokenizer = model.clip, transform, tokenizer
-        self.device, self.batch_size, self.workers = torch.device(device), batch_size, workers
-        self.rank, self.world_size, self.autocast = rank, world_size, autocast
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} must be positive; try 256.")
+        self.clip, self.world = model.clip, world
+        self.transform = transform or model.eval_transform()
+        self.tokenizer = tokenizer or model.tokenizer()
+        self.device, self.batch_size, self.workers = world.device, batch_size, workers
+        self.autocast = autocast
         self.dtype = next(model.clip.visual.parameters()).dtype
 
     def images(self, pictures: Pictures, progress: Callable[[int, int], None] | None = None) -> ImageFeatures:
@@ -124,13 +129,13 @@ class Encoder:
                 if progress:
                     progress(end - ends[0], ends[-1] - ends[0])
         _report(bad, ends[-1] - ends[0])
-        everyones = _gather_objects(bad, self.world_size)
+        everyones = [one for each in self.world.gather(bad) for one in each]
         if len(everyones) == len(pictures):
             raise ValueError(
                 f"None of the {len(pictures):,} images of {pictures.where(0)} can be used; the first: "
                 f"{everyones[0].reason}. Look at it with `fastclip data check`."
             )
-        kept_b = _gather(torch.cat(kept).to(self.device), self.world_size)
+        kept_b = _gather(torch.cat(kept).to(self.device), self.world.size)
         return ImageFeatures(self._joined(parts, len(kept_b)), kept_b, everyones)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
@@ -159,10 +164,10 @@ class Encoder:
 
     def all_agree(self, mine: bool) -> bool:
         """Whether it is so on every worker."""
-        return all(_gather_objects([mine], self.world_size))
+        return all(self.world.gather(mine))
 
     def _part(self, batches: int) -> tuple[int, int]:
-        first, last = (batches * part // self.world_size for part in (self.rank, self.rank + 1))
+        first, last = (batches * part // self.world.size for part in (self.world.rank, self.world.rank + 1))
         return first, last
 
     def _encode_images(self, images: Tensor) -> Tensor:
@@ -186,12 +191,12 @@ class Encoder:
             yield
         except Exception as error:
             failure = error
-        mine = [] if failure is None else [f"{type(failure).__name__}: {failure}"]
-        told = _gather_objects(mine, self.world_size)
+        mine = None if failure is None else f"{type(failure).__name__}: {failure}"
+        told = next((reason for reason in self.world.gather(mine) if reason is not None), None)
         if failure is not None:
             raise failure
-        if told:
-            raise RuntimeError(f"Another worker failed: {told[0]}")
+        if told is not None:
+            raise RuntimeError(f"Another worker failed: {told}")
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -216,7 +221,7 @@ class Encoder:
             torch.empty(0, dtype=dtype, device=self.device)
         ]  # a worker may have no part, nor know the width
         flat += [part.flatten().to(dtype) for part in parts]
-        features = _gather(torch.cat(flat), self.world_size).view(rows, -1)
+        features = _gather(torch.cat(flat), self.world.size).view(rows, -1)
         if not features.isfinite().all():
             raise ValueError("The model's features are not finite; its weights may be broken, or overflow.")
         return features
@@ -294,14 +299,6 @@ def _report(bad: list[BadSample], images: int) -> None:
         log.warning(message, f"{len(bad):,}", f"{images:,}", why, bad[0].id, bad[0].file)
 
 
-def _gather_objects(mine: list, world_size: int) -> list:
-    if world_size == 1:
-        return mine
-    everyones: list[Any] = [None] * world_size
-    dist.all_gather_object(everyones, mine)
-    return [one for each in everyones for one in each]
-
-
 def _gather(mine: Tensor, world_size: int) -> Tensor:
     """The elements of all workers in the order of their ranks; each may have another number of them."""
     if world_size == 1:
@@ -312,17 +309,3 @@ def _gather(mine: Tensor, world_size: int) -> Tensor:
     gathered = mine.new_empty(world_size * most)
     dist.all_gather_into_tensor(gathered, nn.functional.pad(mine, (0, most - len(mine))))
     return torch.cat([part[:size] for part, size in zip(gathered.split(most), sizes.tolist(), strict=True)])
-
-
-def _check(batch_size: int, rank: int, world_size: int) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be positive; try 256.")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank} must lie in [0, world_size={world_size}).")
-    running = dist.is_available() and dist.is_initialized()
-    group = (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
-    if world_size > 1 and group != (rank, world_size):
-        raise ValueError(
-            f"rank={rank}, world_size={world_size}, but this is worker {group[0]} of {group[1]}; "
-            "call torch.distributed.init_process_group first, or leave both out."
-        )

@@ -49,7 +49,7 @@ def kept_features(
     if encoder.all_agree(found is not None) and found is not None:
         return found
     found = encoder.images(pictures, progress)
-    if encoder.rank == 0:
+    if encoder.world.main:
         _write(file, key, found)
     return found
 

@@ -57,7 +57,7 @@ def _open_together(name: str, folder: Path | str, encoder: Encoder) -> Task:
         task.name = name
     except (OSError, ValueError, RuntimeError) as error:
         failure = error
-        if encoder.rank > 0:
+        if not encoder.world.main:
             log.error("%s: %s", name, error)
     everyone = encoder.all_agree(failure is None)
     if failure is not None:

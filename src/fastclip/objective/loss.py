@@ -7,18 +7,19 @@ inner functions reach e^200, their logarithms 200.
 
 from __future__ import annotations
 
-from math import log
-from typing import NamedTuple
+from math import exp, log
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fastclip.objective import kernel, temperature
-from fastclip.objective.algorithms import EPSILON, Estimator, Schedule, resolve
+from fastclip.objective.algorithms import OPTION_NAMES, LossOptions, Settings, resolve
 from fastclip.objective.checks import InputChecks
 from fastclip.objective.exchange import Exchange, Pending
-from fastclip.objective.sample_state import Columns, Fetch, SampleState, keep_precise
+from fastclip.objective.sample_state import Columns, Fetch, SampleState, Written, keep_precise
+from fastclip.text import did_you_mean
 
 
 class LossOutput(NamedTuple):
@@ -28,6 +29,12 @@ class LossOutput(NamedTuple):
     """The objective's mean over the global batch, the same on every worker; call `.backward()` on it."""
     stats: dict[str, Tensor]
     """Scalars on the device, for the logs; see `GlobalContrastiveLoss`."""
+    step: Any
+    """The `LossStep` that this is the result of."""
+
+    def undo(self, skipped: Tensor | bool) -> None:
+        """Put the estimators back if the optimizer `skipped` this step, as it may with a GradScaler."""
+        self.step.undo(skipped)
 
 
 class GlobalContrastiveLoss(nn.Module):
@@ -42,22 +49,23 @@ class GlobalContrastiveLoss(nn.Module):
     `loss.set_epoch(e)` at the start of each epoch. After `loss.eval()` the estimators stay as they are.
 
     Args:
-        algorithm: a name from `fastclip.ALGORITHMS`, but for the peers `openclip` and `siglip`.
+        algorithm: a name from `fastclip.ALGORITHMS`, but for the peers `openclip` and `siglip`; or Settings.
         num_samples: how many pairs the data set has; ids lie in [0, num_samples).
-        gamma: γ of a constant schedule, the final γ_min of a cosine one; in (0, 1].
-        gamma_schedule: "constant" or "cosine" (per epoch, from 1 down to gamma).
-        gamma_decay_epochs: length E of the cosine; half of your epochs is a good value.
-        tau: the (initial) temperature.
-        tau_lr: learning rate of τ: of the group in `parameter_groups()`, or of individual temperatures.
-        tau_betas: Adam's betas for individual temperatures.
-        tau_min: τ never falls below this.
-        rho: radius ρ of the robust losses (isogclr, fastclip-v2, fastclip-v3).
-        epsilon: ε inside the logarithm; the paper takes 1e-6 for its largest data set.
-        estimator: "paper", or "released" for the temperature gradient and the scale of the authors' code.
         wire_dtype: dtype in which features travel (float16 halves the bytes); None sends them as they are.
         tile_bytes: memory for similarities; they are computed twice, tile by tile, when they need more.
         process_group: the workers; None means all of them.
         device: where the state lives; None is torch's default device. `loss.to(…)` moves it too.
+        options: values of the algorithm; what is left out is the paper's:
+            gamma: γ of a constant schedule, the final γ_min of a cosine one; in (0, 1].
+            gamma_schedule: "constant" or "cosine" (per epoch, from 1 down to gamma).
+            gamma_decay_epochs: length E of the cosine; half of your epochs is a good value.
+            tau: the (initial) temperature.
+            tau_lr: learning rate of τ: of the group in `parameter_groups()`, or of individual temperatures.
+            tau_betas: Adam's betas for individual temperatures.
+            tau_min: τ never falls below this.
+            rho: radius ρ of the robust losses (isogclr, fastclip-v2, fastclip-v3).
+            epsilon: ε inside the logarithm; the paper takes 1e-6 for its largest data set.
+            estimator: "paper", or "released" for the temperature gradient and the scale of the authors' code.
 
     `stats`: `loss` the value; `radius` mean(q − ℓ), which ρ steers (at most log(B−1) while γ = 1); `tau`;
     `log_u_q05`, `log_u_q50`, `log_u_q95` of the batch; `unvisited` share of the data set not seen yet;
@@ -66,48 +74,30 @@ class GlobalContrastiveLoss(nn.Module):
 
     def __init__(
         self,
-        algorithm: str,
+        algorithm: str | Settings,
         num_samples: int,
         *,
-        gamma: float | None = None,
-        gamma_schedule: Schedule | None = None,
-        gamma_decay_epochs: int | None = None,
-        tau: float | None = None,
-        tau_lr: float | None = None,
-        tau_betas: tuple[float, float] | None = None,
-        tau_min: float = 0.01,
-        rho: float | None = None,
-        epsilon: float = EPSILON,
-        estimator: Estimator = "paper",
         wire_dtype: torch.dtype | None = None,
-        tile_bytes: int = 256 << 20,
+        tile_bytes: int | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
         device: torch.device | str | None = None,
+        **options: Any,
     ):
         super().__init__()
-        self.settings = resolve(
-            algorithm,
-            gamma=gamma,
-            gamma_schedule=gamma_schedule,
-            gamma_decay_epochs=gamma_decay_epochs,
-            tau=tau,
-            tau_lr=tau_lr,
-            tau_betas=tau_betas,
-            tau_min=tau_min,
-            rho=rho,
-            epsilon=epsilon,
-            estimator=estimator,
-        )
+        self.settings = _settings(algorithm, options)
         self.algorithm = self.settings.algorithm
         if self.algorithm.peer:
             raise ValueError(
-                f"algorithm={algorithm!r} is a loss of open_clip itself: use its class, "
+                f"algorithm={self.algorithm.name!r} is a loss of open_clip itself: use its class, "
                 "or 'mbcl' for OpenCLIP's loss."
             )
         if not isinstance(num_samples, int) or num_samples < 2:
             raise ValueError(f"num_samples={num_samples!r} must be a whole number of pairs, at least 2.")
+        tile_bytes = self.settings.tile_bytes if tile_bytes is None else tile_bytes
         if tile_bytes < 1:
             raise ValueError(f"tile_bytes={tile_bytes} must be positive; try {256 << 20}.")
+        if wire_dtype is None and self.settings.wire_dtype is not None:
+            wire_dtype = getattr(torch, self.settings.wire_dtype)
         if wire_dtype is not None and not wire_dtype.is_floating_point:
             raise ValueError(f"wire_dtype={wire_dtype} must be a float type; try torch.float16.")
         self.num_samples, self.wire_dtype, self.tile_bytes = num_samples, wire_dtype, tile_bytes
@@ -124,8 +114,7 @@ class GlobalContrastiveLoss(nn.Module):
             log_scale = torch.tensor(-log(self.settings.tau), device=device, dtype=dtype)
             self.log_scale = nn.Parameter(log_scale, requires_grad=self.algorithm.temperature == "learnable")
         self.set_epoch(0)
-        self._fetch: Fetch | None = None
-        self._early_images: Pending | None = None
+        self._begun = 0  # steps; the last of them alone may be undone
         self._checks = InputChecks(
             self.algorithm.name, num_samples if self.algorithm.fcco else None, self.exchange
         )
@@ -147,55 +136,39 @@ class GlobalContrastiveLoss(nn.Module):
             return []
         return [{"params": [self.log_scale], "lr": self.settings.tau_lr, "weight_decay": 0.0}]
 
-    def prefetch(self, index: Tensor) -> None:
-        """Start to fetch the batch's state before the encoders run; forward then takes the same `index`."""
-        if self.sample_state is None:
-            return
-        self._checks.index(index)
-        self._checks.batch(index.shape[0], self.device, self.training)
-        self._fetch = self.sample_state.fetch(index)
+    def begin(self, index: Tensor | None = None) -> LossStep:
+        """Start a step before the encoders run, so that what it fetches arrives while they do.
 
-    def gather_early(self, image_features: Tensor) -> None:
-        """Start to gather image features before the text encoder runs; forward then takes the same features.
+            step = loss.begin(index)
+            image_features = encode_image(images)
+            step.images(image_features)
+            out = step.forward(image_features, encode_text(texts))
 
-        Nothing happens without gradients, so that one worker alone may use the model for inference.
+        `loss(image_features, text_features, index)` is the same without the overlap.
         """
-        if torch.is_grad_enabled():
-            self._checks.batch(image_features.shape[0], self.device, self.training)
-            if self._fetch is not None:
-                self._fetch.advance()
-            self._early_images = self._send(image_features)
-
-    def undo_step(self, skipped: Tensor | bool) -> None:
-        """Put the estimators back if the optimizer `skipped` this step, as it may with a GradScaler."""
-        if self.sample_state is None or skipped is False:
-            return
-        if self._fetch is not None:
-            raise RuntimeError(
-                "Call undo_step before the next prefetch, which has read what is to be undone."
-            )
-        self.sample_state.undo(torch.as_tensor(skipped))
+        step = LossStep(self, index)
+        if self.sample_state is not None:
+            known = self._checks.index(index)
+            self._checks.batch(known.shape[0], self.device, self.training)
+            step.fetch = self.sample_state.fetch(known)
+        return step
 
     def forward(
         self, image_features: Tensor, text_features: Tensor, index: Tensor | None = None
     ) -> LossOutput:
         """The loss of a batch. `index` may be left out for `mbcl`, which remembers nothing."""
-        fetch, self._fetch = self._fetch, None
-        early, self._early_images = self._early_images, None
-        self._checks.inputs(image_features, text_features, index, self.device, self.training)
-        if fetch is not None and fetch.index_b is not index:
-            raise RuntimeError("forward got another index than prefetch: pass the same tensor.")
-        if fetch is None and self.sample_state is not None and index is not None:
-            fetch = self.sample_state.fetch(index)
-        grad = torch.is_grad_enabled()
-        needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)
-        with torch.no_grad(), kernel.full_precision(image_features.device):
-            features = self._gather_features(early, image_features, text_features)
-            step = self._step(features, fetch, needs)
-        value = _WithGradients.apply(image_features, text_features, self.log_scale, *step.value_and_gradients)
-        return LossOutput(value, step.stats)
+        return LossStep(self, index).forward(image_features, text_features)
 
-    def _step(self, features: kernel.Features, fetch: Fetch | None, needs: tuple[bool, bool]) -> _Step:
+    def mean_tau(self) -> float:
+        """The temperature as one number, the mean of individual ones; all workers must call it."""
+        if self.log_scale is not None:
+            return max(self.settings.tau_min, min(1.0, exp(-float(self.log_scale.detach()))))
+        state = self.sample_state
+        assert state is not None
+        total = self.exchange.sum(state.columns["tau"][: state.held].double().sum()).wait()
+        return float(total) / (2 * self.num_samples)
+
+    def _step(self, features: kernel.Features, fetch: Fetch | None, needs: tuple[bool, bool]) -> _Result:
         """Algorithm 1, from the gathered features to the new estimators; gradients come with it."""
         settings, power = self.settings, self.algorithm.tau_power
         b, B, dtype = len(features.image_bd), len(features.image_Bd), features.image_bd.dtype
@@ -223,8 +196,9 @@ class GlobalContrastiveLoss(nn.Module):
             torch.cat(scalars, dim=1), torch.stack([q_b2.sum(), weight_b2.max()])
         )
         lambda_B2, log_u_B2 = shared_Bc[:, 0:2], shared_Bc[:, 2:4]
+        written = None
         if self.training and fetch is not None:
-            self._write_back(fetch, log_u_B2, shared_Bc[:, 4:], finite=shared_Bc.isfinite().all())
+            written = self._write_back(fetch, log_u_B2, shared_Bc[:, 4:], finite=shared_Bc.isfinite().all())
 
         # The outer mean, and the gradient of a global τ: from the same numbers on every worker
         log_outer_B2 = _log_outer(log_u_B2, settings.log_epsilon(B))
@@ -240,7 +214,7 @@ class GlobalContrastiveLoss(nn.Module):
         # Pass B: gradients of the local features, ready to be averaged over workers: 1/b = K/B
         gradients = kernel.feature_gradients(features, sims, tau_B2, lambda_B2, settings.scale / b, needs)
         stats = self._stats(value, mean, tau_B2, log_u_B2, totals_K2[:, 1].max())
-        return _Step((value, *gradients, log_scale_grad), stats)
+        return _Result((value, *gradients, log_scale_grad), stats, written)
 
     def _gather_features(self, early: Pending | None, image: Tensor, text: Tensor) -> kernel.Features:
         """Local and global features in float32, or float64; the local ones as rounded as the others."""
@@ -249,10 +223,10 @@ class GlobalContrastiveLoss(nn.Module):
         image_Bd, text_Bd = (features.wait().to(dtype) for features in pending)
         b = len(image)
         if len(image_Bd) != len(text_Bd):
-            raise RuntimeError("forward got another batch than gather_early: pass the same features.")
+            raise RuntimeError("forward got another batch than images: pass the same features.")
         local = slice(self.exchange.rank * b, (self.exchange.rank + 1) * b)
         image_bd = image_Bd[local]
-        if early is not None:  # what a failed step left behind must not pass for this batch: it becomes NaN
+        if early is not None:  # other features than those that were sent must not pass for them: NaN
             same = (image_bd == image.detach().to(self.wire_dtype or image.dtype).to(dtype)).all()
             image_bd = torch.where(same, image_bd, torch.nan)
         return kernel.Features(image_bd, text_Bd[local], image_Bd, text_Bd, local.start)
@@ -277,14 +251,14 @@ class GlobalContrastiveLoss(nn.Module):
         packed = self.exchange.gather(torch.cat([rows_bc.flatten(), totals_2])[None]).wait()
         return packed[:, : b * c].reshape(K * b, c), packed[:, b * c :]
 
-    def _write_back(self, fetch: Fetch, log_u_B2: Tensor, tau_gradient_B2: Tensor, finite: Tensor) -> None:
+    def _write_back(self, fetch: Fetch, log_u_B2: Tensor, tau_gradient_B2: Tensor, finite: Tensor) -> Written:
         def new(old: Columns) -> Columns:
             if self.log_scale is not None:
                 return {"log_u": log_u_B2}
             return {"log_u": log_u_B2, **temperature.individual_step(self.settings, old, tau_gradient_B2)}
 
         assert self.sample_state is not None
-        self.sample_state.write(fetch, new, finite)
+        return self.sample_state.write(fetch, new, finite)
 
     def _stats(
         self,
@@ -326,14 +300,14 @@ class GlobalContrastiveLoss(nn.Module):
                 errors.append(f"the saved state has {max(sizes):,} samples, this loss {self.num_samples:,}.")
             else:
                 self.sample_state.load_state_dict(saved)
-            self._fetch = None
+                self._begun += 1  # what was written before can no longer be undone
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
     def _apply(self, fn, recurse: bool = True) -> GlobalContrastiveLoss:
         """`.to(…)` and its like move the state too, and leave it and log_scale in float32 or float64."""
         if self.sample_state is not None:
             self.sample_state.move(fn)
-            self._fetch = None
+            self._begun += 1
         return super()._apply(lambda tensor: keep_precise(fn, tensor), recurse)
 
     def extra_repr(self) -> str:
@@ -349,9 +323,72 @@ class GlobalContrastiveLoss(nn.Module):
         return f"{self.algorithm.name!r}, num_samples={self.num_samples}, {options}"
 
 
-class _Step(NamedTuple):
+class LossStep:
+    """One step of a loss: `begin` → `images` → `forward` → perhaps `undo`; `GlobalContrastiveLoss.begin`."""
+
+    def __init__(self, loss: GlobalContrastiveLoss, index: Tensor | None):
+        loss._begun += loss.training  # others write nothing
+        self.loss, self.number, self.index = loss, loss._begun, index
+        self.fetch: Fetch | None = None
+        self._early_images: Pending | None = None
+        self._written: Written | None = None
+
+    def images(self, image_features: Tensor) -> None:
+        """Start to gather image features before the text encoder runs; forward then takes the same features.
+
+        Nothing happens without gradients, so that one worker alone may use the model for inference.
+        """
+        if torch.is_grad_enabled():
+            self.loss._checks.batch(image_features.shape[0], self.loss.device, self.loss.training)
+            if self.fetch is not None:
+                self.fetch.advance()
+            self._early_images = self.loss._send(image_features)
+
+    def forward(self, image_features: Tensor, text_features: Tensor) -> LossOutput:
+        """The loss of the batch; its estimators are new from here on, unless something is not finite."""
+        loss, grad = self.loss, torch.is_grad_enabled()
+        loss._checks.inputs(image_features, text_features, self.index, loss.device, loss.training)
+        if self.fetch is None and loss.sample_state is not None and self.index is not None:
+            self.fetch = loss.sample_state.fetch(self.index)
+        needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)
+        with torch.no_grad(), kernel.full_precision(image_features.device):
+            features = loss._gather_features(self._early_images, image_features, text_features)
+            found = loss._step(features, self.fetch, needs)
+        self.fetch, self._early_images, self._written = None, None, found.written
+        inputs = image_features, text_features, loss.log_scale
+        return LossOutput(_WithGradients.apply(*inputs, *found.value_and_gradients), found.stats, self)
+
+    def undo(self, skipped: Tensor | bool) -> None:
+        """Put the estimators back if the optimizer `skipped` this step, as it may with a GradScaler."""
+        state = self.loss.sample_state
+        if state is None or skipped is False:
+            return
+        if self.loss._begun != self.number:
+            raise RuntimeError(
+                "This step can no longer be undone: the next one has begun, and has read what it wrote."
+            )
+        if self._written is None:
+            raise RuntimeError("There is no step to undo: call this once, after the step's forward.")
+        written, self._written = self._written, None
+        state.undo(written, torch.as_tensor(skipped))
+
+
+def _settings(algorithm: str | Settings, options: dict[str, Any]) -> Settings:
+    if isinstance(algorithm, Settings):
+        if options:
+            raise TypeError(f"{next(iter(options))} is part of the Settings already: change it there.")
+        return algorithm
+    for name in options:
+        if name not in OPTION_NAMES:
+            hint = did_you_mean(name, OPTION_NAMES) or f" Choose from: {', '.join(OPTION_NAMES)}."
+            raise TypeError(f"GlobalContrastiveLoss has no option {name!r}.{hint}")
+    return resolve(algorithm, LossOptions(**options))
+
+
+class _Result(NamedTuple):
     value_and_gradients: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
     stats: dict[str, Tensor]
+    written: Written | None
 
 
 class _WithGradients(torch.autograd.Function):

@@ -10,6 +10,7 @@ temperatures tau n×2, its Adam moments tau_m and tau_v n×2, and tau_visits n×
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +59,14 @@ class Fetch:
         return values_Bc[:, :2], values_Bc[:, 2:] if values_Bc.shape[1] > 2 else None
 
 
+class Written(NamedTuple):
+    """What a write replaced."""
+
+    row_B: Tensor
+    old: Columns
+    visited: Tensor
+
+
 class SampleState:
     """n rows over K workers; this one holds `held` of them, and a spare row for writes not its own."""
 
@@ -81,7 +90,6 @@ class SampleState:
             self.columns["tau_visits"] = torch.zeros_like(log_u[:, :1])
         self._fetched = [name for name in ("log_u", "tau") if name in self.columns]
         self.visited = torch.zeros((), dtype=torch.int64, device=device)
-        self._undo: tuple[Tensor, Columns, Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -99,10 +107,11 @@ class SampleState:
         """What forward needs of these rows: log u, and τ if it is individual."""
         return torch.cat([self.columns[name].index_select(0, row_B) for name in self._fetched], dim=1)
 
-    def write(self, fetch: Fetch, new: Callable[[Columns], Columns], finite: Tensor) -> None:
+    def write(self, fetch: Fetch, new: Callable[[Columns], Columns], finite: Tensor) -> Written:
         """Put back the batch's rows: `new` turns the old columns of the batch into those that change.
 
-        Of equal ids the first in the global batch writes. Where `finite` is false, nothing is written.
+        Of equal ids the first in the global batch writes. Where `finite` is false, nothing is written. What
+        is returned takes the write back with `undo`, before the next one.
         """
         fetch.advance()
         writes_B = first_of_equals(fetch.id_B) & finite
@@ -110,18 +119,16 @@ class SampleState:
         old = dict(zip(self._fetched, fetch.values_Bc.split(2, dim=1), strict=True))
         for name in self.columns.keys() - old.keys():
             old[name] = self.columns[name].index_select(0, target_B)
-        self._undo = (target_B, old, self.visited.clone())
+        written = Written(target_B, old, self.visited.clone())
         for name, values in new(old).items():
             self.columns[name].index_copy_(0, target_B, values.to(self.columns[name].dtype))
         unvisited_B = fetch.values_Bc[:, 0] == -torch.inf
         self.visited += (writes_B & unvisited_B).sum()
+        return written
 
-    def undo(self, skipped: Tensor) -> None:
+    def undo(self, written: Written, skipped: Tensor) -> None:
         """Where `skipped` is true, take the last write back."""
-        if self._undo is None:
-            raise RuntimeError("There is no step to undo: call this once, after the step's forward.")
-        target_B, old, visited = self._undo
-        self._undo = None
+        target_B, old, visited = written
         skipped = skipped.to(self.device).bool()
         target_B = torch.where(skipped, target_B, self.held)
         for name, values in old.items():
@@ -132,7 +139,6 @@ class SampleState:
         """Follow a module's `.to(…)` to another device, and to float64 or float32; never to less."""
         self.columns = {name: keep_precise(fn, column) for name, column in self.columns.items()}
         self.visited = self.visited.to(self.columns["log_u"].device)
-        self._undo = None
 
     def state_dict(self) -> Columns:
         """The rows, without the spare one: plain tensors of one worker, DTensors of several.
@@ -145,7 +151,6 @@ class SampleState:
         """Take this worker's rows from DTensors of this world size, or from whole tensors; all must call."""
         for name, column in self.columns.items():
             column[: self.held].copy_(self._own_rows(saved[name]))
-        self._undo = None
         count = (self.columns["log_u"][: self.held, 0] > -torch.inf).sum()
         self.visited = self.exchange.sum(count).wait()
 

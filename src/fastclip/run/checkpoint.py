@@ -35,9 +35,11 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
+from fastclip.distributed.world import broadcast_object, gather_objects
+from fastclip.run.folder import STATE, complete_checkpoints, read_state
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_STEP = re.compile(r"step-\d{8,}")
 _LEFTOVER = re.compile(r"step-\d{8,}(\.part|\.old)+")  # what a killed run leaves behind
 _OFFSETS = "DCP_SHARDING_INFO"  # where torch's reader looks for a shard's place in the whole tensor
 
@@ -112,19 +114,16 @@ class Checkpoints:
                 raise OSError(
                     f"worker 0 does not see {part / name} as written; do all workers share the disk?"
                 )
-        with (part / "state.json").open("w") as file:
+        with (part / STATE).open("w") as file:
             json.dump({"facts": facts, "files": files}, file, indent=1)
-        _sync(part / "state.json")
+        _sync(part / STATE)
         _sync(part)
         part.rename(path)
         self._link("last", path)
         self._prune()
 
     def _complete(self) -> list[Path]:
-        """Whole checkpoints, oldest first."""
-        found = [path for path in self.folder.glob("step-*") if _STEP.fullmatch(path.name)]
-        whole = [path for path in found if (path / "state.json").is_file()]
-        return sorted(whole, key=lambda path: int(path.name.removeprefix("step-")))
+        return complete_checkpoints(self.folder)
 
     def _newest(self) -> Path | None:
         return next(reversed(self._complete()), None)
@@ -164,11 +163,6 @@ class Checkpoints:
         return self._newest()
 
 
-def read_facts(path: Path) -> dict:
-    """The facts that were saved."""
-    return _read_state(Path(path))["facts"]
-
-
 def tensor_names(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """The whole shape and the dtype of each tensor of a checkpoint."""
     saved = _read_metadata(Path(path)).state_dict_metadata
@@ -185,7 +179,7 @@ def load(path: Path, tensors: dict[str, Tensor]) -> None:
         problem = _mismatch(Path(path), tensors)
     except ValueError as error:
         problem = str(error)
-    if problem := next(filter(None, _from_all(problem)), None):
+    if problem := next(filter(None, gather_objects(problem)), None):
         raise ValueError(problem)
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
@@ -252,23 +246,9 @@ def _write_file(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
     _sync(file)
 
 
-def _read_state(path: Path) -> dict:
-    file = path / "state.json"
-    try:
-        state = json.loads(file.read_bytes())
-        if not isinstance(state["facts"], dict) or not isinstance(state["files"], dict):
-            raise ValueError("facts or files are not a dict")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{file} is missing or broken ({error}): this is not a whole checkpoint. "
-            "Copy it again, or delete its folder and resume from an earlier step."
-        ) from error
-    return state
-
-
 def _read_metadata(path: Path) -> Metadata:
     """Which tensors there are, once every file is known to be there with all its bytes."""
-    written = _read_state(path)["files"]
+    written = read_state(path)["files"]
     found = {file.name: file.stat().st_size for file in path.glob("*.safetensors")}
     for name in sorted(written.keys() | found.keys()):
         try:
@@ -313,19 +293,10 @@ def _on_first(function: Callable[[], T]) -> T:
             outcome[0] = function()
         except Exception as error:
             outcome[1], cause = _reason(error), error
-    if dist.is_initialized():
-        dist.broadcast_object_list(outcome, src=0)
+    outcome = broadcast_object(outcome)
     if outcome[1] is not None:
         raise CheckpointError(outcome[1]) from cause
     return outcome[0]
-
-
-def _from_all(value: T) -> list[T]:
-    if not dist.is_initialized():
-        return [value]
-    values: list = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 @contextmanager

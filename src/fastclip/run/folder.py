@@ -1,6 +1,7 @@
-"""A run's folder, read: its config, records, scores and state, its checkpoints, and what it was evaluated on.
+"""A run's folder: who writes it and who reads it does so here. Nothing here needs torch.
 
-    RUN/config.yaml                 the resolved config; training from it repeats the run
+    RUN/run.json                    the schema of the folder
+        config.yaml                 the resolved config; training from it repeats the run
         metrics.jsonl               records of training, evaluations
         checkpoints/                see `checkpoint`
         evaluation/results.jsonl    of `fastclip eval`
@@ -16,22 +17,27 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import yaml
 
-from fastclip.config.options import TrainConfig, whole_batches
+from fastclip import __version__
+from fastclip.config.options import whole_batches
 from fastclip.config.parse import parse
+from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
-from fastclip.run.checkpoint import Checkpoints, read_facts
-from fastclip.run.results import Result
+from fastclip.files import make_writable, write_whole
+from fastclip.run.metrics import JsonLines
+from fastclip.run.results import Result, read_all
 
-CONFIG, METRICS, RESULTS = "config.yaml", "metrics.jsonl", "evaluation/results.jsonl"
+SCHEMA = 2
+"""Of the folder, in run.json; 1 is a folder without it, which is read and resumed as well."""
+ABOUT, CONFIG, METRICS, RESULTS = "run.json", "config.yaml", "metrics.jsonl", "evaluation/results.jsonl"
+CHECKPOINTS, STATE, MODEL = "checkpoints", "state.json", "model"
+_STEP = re.compile(r"step-\d{8,}")
 _SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\w)\?[^\s'\",\]]+")  # who logs in, and tokens, in addresses
 _PATIENCE = 60.0  # seconds beyond twice the longest pause between two records: then a run is called stopped
 Which = Literal["last", "best"]
@@ -49,7 +55,7 @@ class Run:
     """What a run's folder holds."""
 
     folder: Path
-    config: TrainConfig | None = None
+    config: Resolved | None = None
     config_text: str = ""
     records: list[dict] = field(default_factory=list)
     """Of training, as metrics.jsonl has them."""
@@ -88,7 +94,7 @@ class Run:
     def total_steps(self) -> int | None:
         if self.config is None or self.num_samples is None:
             return None
-        return whole_batches(self.config.epochs, self.num_samples, self.config.batch.size)
+        return self.config.total_steps(self.num_samples)
 
     def samples_at(self, record: dict) -> float | None:
         """Pairs that a model had seen at a record of any kind."""
@@ -125,6 +131,31 @@ class Run:
         return max((b - a for a, b in zip([0.0, *elapsed], elapsed, strict=False)), default=0.0)
 
 
+def prepare(folder: Path) -> None:
+    """Make the run's folder, find out now whether files can be written there, and write its schema."""
+    check_schema(folder)
+    make_writable(folder)
+    write_whole(folder / ABOUT, json.dumps({"schema": SCHEMA, "fastclip": __version__}) + "\n")
+
+
+def check_schema(folder: Path) -> None:
+    """Refuse the folder of a version that is newer than this one."""
+    try:
+        schema = json.loads((folder / ABOUT).read_bytes())["schema"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # of the first schema; what else is broken there says so itself
+    if schema > SCHEMA:
+        raise ValueError(
+            f"{folder} was written by a newer fastclip (schema {schema}; this one knows {SCHEMA}): update it."
+        )
+
+
+def write_config(config: Resolved, folder: Path) -> None:
+    """config.yaml, from which the same run can be trained."""
+    text = yaml.safe_dump(config.written, sort_keys=False, allow_unicode=True)
+    write_whole(folder / CONFIG, text)
+
+
 def read_run(folder: Path, *, settings: bool = True) -> Run:
     """Read all that is there; ValueError if the folder is no run's.
 
@@ -133,6 +164,7 @@ def read_run(folder: Path, *, settings: bool = True) -> Run:
     """
     folder = folder.expanduser()
     _check_is_run(folder)
+    check_schema(folder)
     run = Run(folder)
     if settings:
         _read_config(run)
@@ -183,9 +215,8 @@ def _looks_like_run(folder: Path) -> bool:
 def _read_config(run: Run) -> None:
     path = run.folder / CONFIG
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        run.config_text = without_secrets(text)
-        run.config = parse(["--config", str(path)])
+        run.config_text = without_secrets(path.read_text(encoding="utf-8", errors="replace"))
+        run.config = resolve(parse(["--config", str(path)]))
     except OSError as error:
         run.missing.append(f"{CONFIG} cannot be read ({error.strerror}): the run's settings are not shown.")
     except (ValueError, TypeError) as error:
@@ -193,17 +224,18 @@ def _read_config(run: Run) -> None:
 
 
 def _read_metrics(run: Run) -> None:
-    path = run.folder / METRICS
-    lines = _Lines(path, METRICS, run.missing)
-    for line, record in lines:
-        if number(record.get("step")) is None or number(record.get("epoch")) is None:
-            lines.left_out.append(line)
-            continue
-        evaluated = isinstance(record.get("evaluation"), dict)
-        (run.evaluations if evaluated else run.records).append(record | {"step": int(record["step"])})
-    lines.tell("record")
-    with suppress(OSError):
-        run.changed = path.stat().st_mtime
+    lines = JsonLines(run.folder / METRICS)
+    try:
+        run.changed = lines.path.stat().st_mtime
+        for line, record in lines:
+            if number(record.get("step")) is None or number(record.get("epoch")) is None:
+                lines.left_out.append(line)
+                continue
+            evaluated = isinstance(record.get("evaluation"), dict)
+            (run.evaluations if evaluated else run.records).append(record | {"step": int(record["step"])})
+    except OSError as error:
+        run.missing.append(f"{METRICS} cannot be read ({error.strerror}).")
+    run.missing += _left_out(lines, METRICS, "record")
     if not run.records:
         run.missing.append(f"{METRICS} holds no record of training yet: there are no curves of it.")
     if not run.evaluations:
@@ -211,28 +243,22 @@ def _read_metrics(run: Run) -> None:
 
 
 def _read_results(run: Run) -> None:
-    path = run.folder / RESULTS
-    if not path.exists():
+    lines = JsonLines(run.folder / RESULTS)
+    if not lines.path.exists():
         return
     found: dict[str, Result] = {}
-    lines = _Lines(path, RESULTS, run.missing)
-    for line, values in lines:
-        try:
-            result = Result(**values)
-        except TypeError:
-            lines.left_out.append(line)
-            continue
-        if not isinstance(result.task, str) or not isinstance(result.scores, dict):
-            lines.left_out.append(line)
-            continue
-        found.pop(result.task, None)  # the order is that of the last lines
-        found[result.task] = result
-    lines.tell("result")
+    try:
+        for result in read_all(lines):
+            found.pop(result.task, None)  # the order is that of the last lines
+            found[result.task] = result
+    except OSError as error:
+        run.missing.append(f"{RESULTS} cannot be read ({error.strerror}).")
+    run.missing += _left_out(lines, RESULTS, "result")
     run.results = list(found.values())
 
 
 def _read_facts(run: Run) -> None:
-    newest = Checkpoints(run.folder / "checkpoints").newest()
+    newest = newest_checkpoint(run.folder)
     if newest is None:
         run.missing.append("There is no checkpoint yet: what the model finds cannot be shown.")
         return
@@ -242,49 +268,81 @@ def _read_facts(run: Run) -> None:
         run.missing.append(str(error))
 
 
-class _Lines:
-    """Each line of a file that is a JSON object, with its number; what is left out is told at the end."""
+def _left_out(lines: JsonLines, name: str, what: str) -> list[str]:
+    """What was left out of a file, as sentences."""
+    said = [f"{name}: the last line is torn and was left out."] if lines.torn else []
+    if lines.left_out:
+        first, more = ", ".join(map(str, lines.left_out[:5])), len(lines.left_out) - 5
+        some = f"lines {first}{f' and {more:,} more' if more > 0 else ''} are no {what}s and were"
+        some = f"line {first} is no {what} and was" if len(lines.left_out) == 1 else some
+        said.append(f"{name}: {some} left out.")
+    return said
 
-    def __init__(self, path: Path, name: str, missing: list[str]):
-        self.path, self.name, self.missing = path, name, missing
-        self.left_out: list[int] = []
 
-    def __iter__(self) -> Iterator[tuple[int, dict]]:
-        try:
-            lines = self.path.read_bytes().split(b"\n")
-        except OSError as error:
-            self.missing.append(f"{self.name} cannot be read ({error.strerror}).")
-            return
-        for line, text in enumerate(lines, start=1):
-            try:
-                record = json.loads(text) if text.strip() else None
-            except (ValueError, RecursionError):
-                record = None
-            if isinstance(record, dict):
-                yield line, record
-            elif text.strip() and line == len(lines):  # it has no end
-                self.missing.append(f"{self.name}: the last line is torn and was left out.")
-            elif text.strip():
-                self.left_out.append(line)
+# Checkpoints, without their tensors: see `checkpoint`
 
-    def tell(self, what: str) -> None:
-        if not self.left_out:
-            return
-        first, more = ", ".join(map(str, self.left_out[:5])), len(self.left_out) - 5
-        some = (
-            f"line {first} is no {what} and was"
-            if len(self.left_out) == 1
-            else (f"lines {first}{f' and {more:,} more' if more > 0 else ''} are no {what}s and were")
-        )
-        self.missing.append(f"{self.name}: {some} left out.")
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """The complete checkpoint of the highest step."""
+    return next(reversed(complete_checkpoints(run / CHECKPOINTS)), None)
+
+
+def complete_checkpoints(checkpoints: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    found = [path for path in checkpoints.glob("step-*") if _STEP.fullmatch(path.name)]
+    whole = [path for path in found if (path / STATE).is_file()]
+    return sorted(whole, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def read_facts(checkpoint: Path) -> dict:
+    """What a checkpoint holds besides tensors."""
+    return read_state(checkpoint)["facts"]
+
+
+def read_state(checkpoint: Path) -> dict:
+    """A checkpoint's facts, and the files it is made of; ValueError if it is not whole."""
+    file = Path(checkpoint) / STATE
+    try:
+        state = json.loads(file.read_bytes())
+        if not isinstance(state["facts"], dict) or not isinstance(state["files"], dict):
+            raise ValueError("facts or files are not a dict")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{file} is missing or broken ({error}): this is not a whole checkpoint. "
+            "Copy it again, or delete its folder and resume from an earlier step."
+        ) from error
+    return state
+
+
+def is_trained(run: Path) -> bool:
+    """Whether a run's newest checkpoint is of its last step, and its model was exported.
+
+    ValueError if the checkpoint cannot be read.
+    """
+    newest = newest_checkpoint(run)
+    if newest is None:
+        return False
+    try:
+        facts = read_facts(newest)
+        config = facts["config"]
+        last = whole_batches(config["epochs"], facts["num_samples"], config["batch"]["size"])
+        return facts["step"] >= last and (run / MODEL).is_dir()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{newest / STATE} cannot be read ({error!r}): remove {newest}.") from error
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a model can be loaded from it as from a run."""
+    return (folder / CHECKPOINTS).is_dir()
 
 
 def find_checkpoint(run: Path, which: Which) -> Path:
     """The folder that checkpoints/last or checkpoints/best points to."""
-    path = run / "checkpoints" / which
+    path = run / CHECKPOINTS / which
     if path.exists():
+        check_schema(run)
         return path.resolve()
-    if not (run / "checkpoints").is_dir():
+    if not is_run(run):
         raise FileNotFoundError(f"{run} is not the folder of a run: it has no checkpoints.")
     if which == "best":
         raise FileNotFoundError(

@@ -19,8 +19,8 @@ from torch import Tensor
 from fastclip.data.images import BadImage, turn_upright, upright_rgb
 from fastclip.model import TwoTowers, build_model, find_model
 from fastclip.run.checkpoint import load as load_tensors
-from fastclip.run.checkpoint import read_facts, tensor_names
-from fastclip.run.folder import Which, find_checkpoint
+from fastclip.run.checkpoint import tensor_names
+from fastclip.run.folder import Which, find_checkpoint, is_run, read_facts
 from fastclip.weights import CONFIG_FILE
 
 Picture = Image.Image | str | Path
@@ -101,7 +101,7 @@ def load_towers(
     folder = Path(model).expanduser()
     if pretrained is not None:
         return build_model(str(model), pretrained=pretrained, device=device).eval()
-    if (folder / "checkpoints").is_dir():
+    if is_run(folder):
         towers, tau = load_model(folder, checkpoint, device)
         if tau is not None:  # it was learned in the loss
             towers.clip.logit_scale.data.fill_(-log(tau))

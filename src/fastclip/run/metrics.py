@@ -14,36 +14,67 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 
+class JsonLines:
+    """The lines of a file that are JSON objects, each with its number; the others are remembered.
+
+    `left_out` has the numbers of lines that are something else; `torn` is whether the last one has no end,
+    as a kill in the middle of a write leaves it.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.left_out: list[int] = []
+        self.torn = False
+
+    def __iter__(self) -> Iterator[tuple[int, dict]]:
+        lines = self.path.read_bytes().split(b"\n")
+        for number, text in enumerate(lines, start=1):
+            try:
+                record = json.loads(text) if text.strip() else None
+            except (ValueError, RecursionError):
+                record = None
+            if isinstance(record, dict):
+                yield number, record
+            elif text.strip() and number == len(lines):
+                self.torn = True
+            elif text.strip():
+                self.left_out.append(number)
+
+
 def read_metrics(path: Path) -> list[dict]:
     """All records; a line that was torn when a run was killed is left out."""
-    return [record for _, record in _lines(path)]
+    lines = JsonLines(path)
+    records = [record for _, record in lines]
+    for number in lines.left_out:
+        log.warning("%s: line %d is no record and is left out.", path, number)
+    return records
+
+
+def last_record(path: Path) -> dict | None:
+    """The last whole record with a step and an epoch, without reading a long file."""
+    with suppress(OSError):
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - 10_000))
+            lines = file.read().splitlines()
+        for line in reversed(lines):
+            with suppress(ValueError, KeyError, TypeError):
+                record = json.loads(line)
+                return {"step": int(record["step"]), "epoch": float(record["epoch"])}
+    return None
 
 
 def truncate_metrics(path: Path, step: int) -> None:
     """Forget what came after `step`: a run that resumes there will tell it again."""
     if not path.exists():
         return
-    kept = b"".join(line for line, record in _lines(path) if record.get("step", 0) <= step)
+    lines = path.read_bytes().split(b"\n")
+    kept = [lines[number - 1] for number, record in JsonLines(path) if record.get("step", 0) <= step]
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:
-        file.write(kept)
+        file.write(b"".join(line + b"\n" for line in kept))
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict]]:
-    """Each whole line, with its end, and its record."""
-    lines = path.read_bytes().splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict):
-            yield line + b"\n", record
-        elif number < len(lines):
-            log.warning("%s: line %d is no record and is left out.", path, number)
 
 
 class MetricsFile:

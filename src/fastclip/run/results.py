@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from fastclip.run.metrics import JsonLines
+
 
 @dataclass
 class Result:
@@ -31,19 +33,25 @@ class Result:
         return self.scores.get(self.measure)
 
 
+def read_all(lines: JsonLines) -> list[Result]:
+    """Every result in the order of the file; what is none is added to the lines' `left_out`."""
+    found = []
+    for number, values in lines:
+        try:
+            result = Result(**values)
+        except TypeError:
+            result = None
+        if result is None or not isinstance(result.task, str) or not isinstance(result.scores, dict):
+            lines.left_out.append(number)
+        else:
+            found.append(result)
+    return found
+
+
 def read_results(path: Path) -> dict[str, Result]:
     """Earlier results by key; those that failed are tried again, and a torn last line is left out."""
-    if not path.exists():
-        return {}
-    found = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            result = Result(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-        if result.key and not result.error:
-            found[result.key] = result
-    return found
+    results = read_all(JsonLines(path)) if path.exists() else []
+    return {result.key: result for result in results if result.key and not result.error}
 
 
 def append_result(path: Path, result: Result) -> None:

@@ -1,35 +1,24 @@
-"""From a config to the parts of a run: the pairs, the model, the loss, the optimizer, the step."""
+"""From a resolved config to what trains: the model, the loss, the optimizer, the step. No file is opened here
+but that of pretrained weights.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from difflib import get_close_matches
+from functools import partial
 from math import ceil
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastclip.config.options import DataConfig, TrainConfig, whole_batches
-from fastclip.config.resolved import loss_row, loss_settings, optim_row
-from fastclip.data.decode import Augment, Decoder, decoder
-from fastclip.data.kept import KeptImages
-from fastclip.data.loader import PairLoader
-from fastclip.data.manifest import Manifest, open_manifest
-from fastclip.data.order import Order
-from fastclip.data.pairs import SourceError
-from fastclip.data.tokenize import Tokenizer
+from fastclip.config.resolved import Resolved
 from fastclip.distributed.world import World
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
-from fastclip.optim import Stepper, build_optimizer
-from fastclip.progress import progress
-from fastclip.training.learner import Learner
+from fastclip.optim import Stepper, build_optimizer, learning_rate
 from fastclip.training.step import Loss, PeerLoss, TrainStep, compile_towers
 
 log = logging.getLogger(__name__)
@@ -37,145 +26,72 @@ MAX_DEFAULT_WARMUP = 10_000  # steps, the paper's for its medium and large setti
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass
-class Pairs:
-    """The training pairs and their order."""
-
-    manifest: Manifest
-    order: Order
-    decoder: Decoder
-    tokenizer: Tokenizer
-    kept: KeptImages | None
-
-    def loader(self, config: DataConfig, world: World, start_step: int, stop_step: int) -> PairLoader:
-        return PairLoader(
-            self.manifest,
-            self.order,
-            self.decoder,
-            self.tokenizer,
-            start_step=start_step,
-            stop_step=stop_step,
-            rank=world.rank,
-            world_size=world.size,
-            workers=config.workers,
-            kept=self.kept,
-            max_bad=config.max_bad,
-            timeout=config.timeout,
-        )
-
-
-def open_pairs(paths: list[str] | str, config: DataConfig, world: World) -> Manifest:
-    """The manifest of a collection; worker 0 makes it if it is new, the others wait for it."""
-    columns = {"image_column": config.image_column, "caption_column": config.caption_column}
-    with _worker_0_first(world), progress("indexing", "bytes") as update:
-        return open_manifest(paths, **columns, progress=update if world.main else None)
-
-
-def build_pairs(config: TrainConfig, towers: TwoTowers, world: World) -> Pairs:
-    """Open the training pairs, and refuse a batch that does not fit them or the workers."""
-    if config.data.train is None:
-        raise ValueError("data.train is missing: give --data.train PATH, or a recipe with --config.")
-    batch, local = config.batch.size, config.batch.size // world.size
-    if batch % world.size:
-        near = max(1, local) * world.size
-        raise ValueError(f"batch.size={batch} cannot be divided by {world.size} workers; try {near}.")
-    if config.batch.micro is not None and config.batch.micro < local and towers.has_batch_norm_statistics:
-        raise ValueError(
-            f"batch.micro={config.batch.micro} would change BatchNorm's statistics, and so the update. Leave "
-            "it out, or freeze the statistics with --model.batch_norm frozen."
-        )
-    try:
-        manifest = open_pairs(config.data.train, config.data, world)
-    except SourceError as error:
-        raise SourceError(f"{error}{_how_to_get(config.data.train)}") from None
-    if len(manifest) < batch:
-        raise ValueError(
-            f"The collection has {len(manifest):,} pairs, less than a batch of {batch:,}. "
-            f"Try --batch.size {max(2, len(manifest) // 4)}."
-        )
-    order = Order(
-        len(manifest), batch, config.seed, config.data.shuffle, manifest.block_ends(), config.data.window
-    )
-    augment = _augment(config, towers)
-    kept = None
-    if config.data.keep_decoded:
-        with _worker_0_first(world), progress("decoding", "images") as update:
-            kept = KeptImages.open(manifest, augment.max_pixels, progress=update if world.main else None)
-    return Pairs(manifest, order, decoder(config.data.decoder, augment), Tokenizer(towers.tokenizer()), kept)
-
-
-def build_towers(config: TrainConfig, world: World) -> TwoTowers:
+def build_towers(config: Resolved, world: World) -> TwoTowers:
     """The model, the same on every worker."""
-    ours = config.algorithm not in ("openclip", "siglip")
+    row, model = config.loss.algorithm, config.model
     towers = build_model(
-        config.model.name,
-        pretrained=config.model.pretrained,
-        freeze=config.model.freeze,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        channels_last=config.model.channels_last,
-        batch_norm=config.model.batch_norm,
-        logit_bias=config.algorithm == "siglip",
-        tau=loss_settings(config).tau,
+        model.name,
+        pretrained=model.pretrained,
+        freeze=model.freeze,
+        gradient_checkpointing=model.gradient_checkpointing,
+        channels_last=model.channels_last,
+        batch_norm=model.batch_norm,
+        logit_bias=row.logit_bias,
+        tau=config.loss.tau,
         device=world.device,
-        dtype=torch.float64 if config.precision == "float64" else torch.float32,
+        dtype=_dtype(config),
         seed=config.seed,
     )
-    if ours:
+    if not row.peer:
         towers.freeze_logit_scale()  # τ lives in the loss
-    if config.model.compile:
+    if model.compile:
         compile_towers(towers)
     return towers
 
 
-def build_learner(config: TrainConfig, towers: TwoTowers, num_samples: int, world: World) -> Learner:
-    """The loss, the optimizer and the step for these towers."""
+def build_step(
+    config: Resolved,
+    towers: TwoTowers,
+    num_samples: int,
+    world: World,
+    finish: Callable[[Tensor, torch.device], Tensor] = Tensor.to,
+) -> TrainStep:
+    """The loss, the optimizer and the step for these towers.
+
+    Args:
+        finish: brings the loader's images to the device, as `Decoder.finish`.
+    """
     _set_float32_precision(config.precision, world.device)
     loss = _build_loss(config, towers, num_samples, world)
-    model: nn.Module = towers
-    if world.size > 1:
-        ids = [world.device.index] if world.device.type == "cuda" else None
-        model = DistributedDataParallel(
-            towers,
-            device_ids=ids,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=towers.has_batch_norm_statistics,  # other buffers never change
-        )
-    row = optim_row(config)
-    assert row.lr is not None
-    assert row.weight_decay is not None
+    optim, total = config.optim, config.total_steps(num_samples)
     optimizer = build_optimizer(
-        config.optimizer,
+        optim.name,
         towers.named_parameters(),
         loss.parameter_groups(),
-        lr=row.lr * config.scale,
-        weight_decay=row.weight_decay,
-        betas=row.betas,
-        eps=row.eps,
-        momentum=row.momentum,
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        **optim.options,
     )
     scaler = torch.amp.GradScaler(world.device.type) if config.precision == "float16" else None
-    slow_tau = loss.log_scale if config.algorithm == "fastclip-v3" else None
-    stepper = Stepper(optimizer, slow_tau=slow_tau, clip=row.clip, scaler=scaler)
-    step = TrainStep(
-        model,
+    slow_tau = loss.log_scale if config.loss.algorithm.slow_tau else None
+    warmup = warmup_steps(optim.warmup, total)
+    return TrainStep(
+        towers,
+        _wrapped(towers, world),
         loss,
-        stepper,
+        Stepper(optimizer, slow_tau=slow_tau, clip=optim.clip, scaler=scaler),
+        lr=partial(learning_rate, peak=optim.lr, warmup=warmup, total=total, min_lr=optim.min_lr),
+        finish=finish,
         micro=config.batch.micro,
         autocast=AUTOCAST.get(config.precision),
         seed=config.seed,
-        rank=world.rank,
+        world=world,
     )
-    return Learner(towers, loss, stepper, step)
 
 
-def total_steps(config: TrainConfig, num_samples: int) -> int:
-    """Whole batches in the run's epochs."""
-    return whole_batches(config.epochs, num_samples, config.batch.size)
-
-
-def warmup_steps(config: TrainConfig, steps: int) -> int:
+def warmup_steps(given: int | None, steps: int) -> int:
     """The recipe's; a tenth of the run, at most 10,000, if it says nothing or was meant for more data."""
-    given, tenth = optim_row(config).warmup, ceil(steps / 10)
+    tenth = ceil(steps / 10)
     if given is None:
         return min(MAX_DEFAULT_WARMUP, tenth)
     if 2 * given > steps:
@@ -189,56 +105,27 @@ def warmup_steps(config: TrainConfig, steps: int) -> int:
     return given
 
 
-def _build_loss(config: TrainConfig, towers: TwoTowers, num_samples: int, world: World) -> Loss:
-    if config.algorithm in ("openclip", "siglip"):
-        return PeerLoss(config.algorithm, towers, world.rank, world.size)
-    s, row = loss_settings(config), loss_row(config)
-    options: dict = {"tile_bytes": row.tile_mib << 20} if row.tile_mib else {}
-    if row.wire_dtype:
-        options["wire_dtype"] = getattr(torch, row.wire_dtype)
-    if s.algorithm.fcco:
-        options |= {"gamma": s.gamma, "gamma_schedule": s.gamma_schedule, "epsilon": s.epsilon}
-    if s.gamma_schedule == "cosine":
-        options["gamma_decay_epochs"] = s.gamma_decay_epochs
-    if s.algorithm.rho is not None:
-        options["rho"] = s.rho
-    if s.algorithm.temperature != "constant":
-        options["tau_lr"] = s.tau_lr
-    if s.algorithm.temperature == "individual":
-        options["tau_betas"] = s.tau_betas
-    with _default_dtype(torch.float64 if config.precision == "float64" else torch.float32):
-        return GlobalContrastiveLoss(
-            config.algorithm,
-            num_samples,
-            tau=s.tau,
-            tau_min=s.tau_min,
-            estimator=s.estimator,
-            device=world.device,
-            **options,
-        )
+def _wrapped(towers: TwoTowers, world: World) -> nn.Module:
+    """In DDP, if there are several workers."""
+    if world.size == 1:
+        return towers
+    return DistributedDataParallel(
+        towers,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=towers.has_batch_norm_statistics,  # other buffers never change
+    )
 
 
-def _augment(config: TrainConfig, towers: TwoTowers) -> Augment:
-    fixed: dict[str, Any] = {"image_size": towers.image_size, "mean": towers.mean, "std": towers.std}
-    known = [name for name in Augment.__dataclass_fields__ if name not in fixed]
-    for name in config.data.augment:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]}?" if near else f" Choose from: {', '.join(known)}."
-            raise ValueError(f"data.augment.{name} is unknown.{hint}")
-    options: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in config.data.augment.items()
-    }
-    return Augment(**fixed, **options)
+def _build_loss(config: Resolved, towers: TwoTowers, num_samples: int, world: World) -> Loss:
+    if config.loss.algorithm.peer:
+        return PeerLoss(config.loss, towers, world.rank, world.size)
+    with _default_dtype(_dtype(config)):
+        return GlobalContrastiveLoss(config.loss, num_samples, device=world.device)
 
 
-def _how_to_get(paths: list[str] | str) -> str:
-    """A line for who has not got a recipe's data yet."""
-    for path in [paths] if isinstance(paths, str) else paths:
-        folder, name = [*path.split("/"), ""][:2]
-        if folder == "data" and name in ("emoji", "icons", "scenes") and not Path(path).exists():
-            return f" Get it with `fastclip data get {name}`."
-    return ""
+def _dtype(config: Resolved) -> torch.dtype:
+    return torch.float64 if config.precision == "float64" else torch.float32
 
 
 def _set_float32_precision(precision: str, device: torch.device) -> None:
@@ -249,18 +136,6 @@ def _set_float32_precision(precision: str, device: torch.device) -> None:
     mode = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = mode
     torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _worker_0_first(world: World) -> Iterator[None]:
-    """Worker 0 builds what is cached; the others then find it."""
-    if not world.main:
-        world.barrier()
-    try:
-        yield
-    finally:
-        if world.main:
-            world.barrier()
 
 
 @contextmanager

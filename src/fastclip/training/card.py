@@ -22,7 +22,7 @@ from fastclip.evaluation.kept import model_key
 from fastclip.evaluation.tasks import DEFAULT_MEASURE, measure_of
 from fastclip.model import LOCAL_DIR, TwoTowers
 from fastclip.objective.algorithms import find_algorithm
-from fastclip.run.checkpoint import read_facts
+from fastclip.run.folder import read_facts
 from fastclip.run.metrics import read_metrics
 from fastclip.run.results import read_results
 

@@ -15,12 +15,12 @@ def train(words: list[str]) -> None:
     config = resolve(parse(words))  # before torch is imported: a mistake is told at once
     from fastclip.distributed.interrupts import STOPPED_CLEANLY, StoppedCleanly
     from fastclip.distributed.world import joined, quiet_others
-    from fastclip.training.trainer import Trainer
+    from fastclip.training.trainer import train as train_run
 
     try:
         with joined(timeout=config.timeout) as world:
             quiet_others(world)
-            Trainer(config, world).run()
+            train_run(config, world)
     except StoppedCleanly as stopped:
         if world.main:
             print(stopped, file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastclip.config.options import TrainConfig
+from fastclip.config.resolved import Resolved
 from fastclip.data.loader import Tokenizer
 from fastclip.distributed.world import World
 from fastclip.evaluation.features import Encoder
@@ -13,26 +13,33 @@ from fastclip.evaluation.retrieval import recalls
 from fastclip.evaluation.tasks import measure_of
 from fastclip.evaluation.zero_shot import score
 from fastclip.model import TwoTowers
-from fastclip.training.build import AUTOCAST, open_pairs
+from fastclip.training.build import AUTOCAST
+from fastclip.training.pairs import open_manifest_of
+
+
+def open_evaluator(
+    config: Resolved, towers: TwoTowers, tokenizer: Tokenizer, world: World
+) -> Evaluator | None:
+    """None if there is nothing to evaluate."""
+    if config.evaluate.pairs is None and config.evaluate.tasks is None:
+        return None
+    return Evaluator(config, towers, tokenizer, world)
 
 
 class Evaluator:
     """Measures of the towers as they are now, the same on every worker; all of them have to call it."""
 
-    def __init__(self, config: TrainConfig, towers: TwoTowers, tokenizer: Tokenizer, world: World):
+    def __init__(self, config: Resolved, towers: TwoTowers, tokenizer: Tokenizer, world: World):
         self.best = config.evaluate.best or ("mean_recall@1" if config.evaluate.pairs else "tasks_mean")
         self.encoder = Encoder(
             towers,
-            transform=towers.eval_transform(),
+            world,
             tokenizer=tokenizer,
-            device=world.device,
             workers=config.data.workers,
-            rank=world.rank,
-            world_size=world.size,
             autocast=AUTOCAST.get(config.precision),
         )
         pairs = config.evaluate.pairs
-        self.pairs = None if pairs is None else open_pairs(pairs, config.data, world)
+        self.pairs = None if pairs is None else open_manifest_of(pairs, config.data, world)
         self.tasks = [] if config.evaluate.tasks is None else _open_tasks(config.evaluate.tasks)
 
     def measure(self) -> dict[str, float]:

@@ -5,20 +5,24 @@ Letters: b local batch, d features. Nothing here waits for the device, but for w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fastclip.data.loader import Batch
 from fastclip.data.order import seed_of
+from fastclip.distributed.world import World
 from fastclip.model import TwoTowers
-from fastclip.objective.loss import GlobalContrastiveLoss, LossOutput
-from fastclip.optim import Stepper
+from fastclip.objective.algorithms import Settings
+from fastclip.objective.loss import GlobalContrastiveLoss, LossOutput, LossStep
+from fastclip.optim import SLOW_TAU, Stepper, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 
 MAX_LOG_SCALE = log(100)  # open_clip's limit of its logit_scale
 
@@ -32,39 +36,64 @@ class PeerLoss(nn.Module):
 
     gamma = None
 
-    def __init__(self, algorithm: str, towers: TwoTowers, rank: int, world_size: int):
+    def __init__(self, settings: Settings, towers: TwoTowers, rank: int, world_size: int):
         super().__init__()
-        if algorithm == "openclip":
-            self.loss: nn.Module = ClipLoss(
-                local_loss=True, gather_with_grad=True, cache_labels=True, rank=rank, world_size=world_size
-            )
-        else:
-            self.loss = SigLipLoss(rank=rank, world_size=world_size)
+        self.settings, self.algorithm = settings, settings.algorithm
+        self.loss = _PEERS[str(self.algorithm.peer)](rank=rank, world_size=world_size)
         self.log_scale = towers.clip.logit_scale
-        self.bias = towers.clip.logit_bias if algorithm == "siglip" else None
+        self.bias = towers.clip.logit_bias if self.algorithm.logit_bias else None
 
-    def forward(self, image_features: Tensor, text_features: Tensor, index: Tensor) -> LossOutput:
+    def begin(self, index: Tensor) -> PeerStep:
+        """There is nothing to fetch: it remembers nothing of a sample."""
+        return PeerStep(self)
+
+    def forward(self, image_features: Tensor, text_features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The value, and what is logged."""
         with torch.no_grad():
             self.log_scale.clamp_(0, MAX_LOG_SCALE)
         scale = self.log_scale.exp()
         value = self.loss(image_features, text_features, scale, self.bias)
-        return LossOutput(value, {"loss": value.detach(), "tau": 1 / scale.detach()})
-
-    def prefetch(self, index: Tensor) -> None:
-        """There is nothing to fetch: it remembers nothing of a sample."""
-
-    def gather_early(self, image_features: Tensor) -> None:
-        """open_clip gathers both features at once, afterwards."""
+        return value, {"loss": value.detach(), "tau": 1 / scale.detach()}
 
     def set_epoch(self, epoch: int) -> None:
         """There is no γ."""
 
-    def undo_step(self, skipped: Tensor | bool) -> None:
-        """A skipped step has left no trace here."""
-
     def parameter_groups(self) -> list[dict]:
         """Its parameters are the model's."""
         return []
+
+    def state_dict(self, *_: Any, **__: Any) -> dict:  # type: ignore[override]
+        """Its parameters are the model's."""
+        return {}
+
+    def load_state_dict(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+        """There is nothing to load."""
+
+    def mean_tau(self) -> None:
+        """The model holds it."""
+
+
+# open_clip's recommended options
+_PEERS = {
+    "ClipLoss": partial(ClipLoss, local_loss=True, gather_with_grad=True, cache_labels=True),
+    "SigLipLoss": SigLipLoss,
+}
+
+
+class PeerStep(NamedTuple):
+    """The step of a loss without a memory."""
+
+    loss: PeerLoss
+
+    def images(self, image_features: Tensor) -> None:
+        """open_clip gathers both features at once, afterwards."""
+
+    def forward(self, image_features: Tensor, text_features: Tensor) -> LossOutput:
+        value, stats = self.loss(image_features, text_features)
+        return LossOutput(value, stats, self)
+
+    def undo(self, skipped: Tensor | bool) -> None:
+        """A skipped step has left no trace here."""
 
 
 Loss = GlobalContrastiveLoss | PeerLoss
@@ -79,51 +108,105 @@ class StepResult(NamedTuple):
 
 
 class TrainStep:
-    """Brings the model, the loss and the optimizer one step further.
+    """The model, the loss and the optimizer: brings them one step further, into a checkpoint and out of it.
 
     Args:
-        towers: the model, wrapped in DDP if there are several workers.
+        towers: the model.
+        model: the same, wrapped in DDP if there are several workers.
+        lr: the learning rate of a step.
+        finish: brings a batch's images to the device.
         micro: pairs that are encoded at a time; None encodes the whole local batch.
         autocast: the type in which the towers compute; None is the weights' own.
-        seed, rank: all randomness of the model comes from (seed, step, rank, micro-batch).
+        seed: all randomness of the model comes from (seed, step, rank, micro-batch).
     """
 
     def __init__(
         self,
-        towers: nn.Module,
+        towers: TwoTowers,
+        model: nn.Module,
         loss: Loss,
         stepper: Stepper,
         *,
+        lr: Callable[[int], float],
+        finish: Callable[[Tensor, torch.device], Tensor],
         micro: int | None,
         autocast: torch.dtype | None,
         seed: int,
-        rank: int,
+        world: World,
     ):
-        self.towers, self.loss, self.stepper = towers, loss, stepper
-        self.micro, self.autocast, self.seed, self.rank = micro, autocast, seed, rank
+        self.towers, self.model, self.loss, self.stepper = towers, model, loss, stepper
+        self.lr, self.finish, self.world = lr, finish, world
+        self.micro, self.autocast, self.seed = micro, autocast, seed
+        self._names = {parameter: f"model.{name}" for name, parameter in towers.named_parameters()}
+        for group in loss.parameter_groups():
+            self._names |= dict.fromkeys(group["params"], "loss.log_scale")
 
-    def __call__(self, step: int, images: Tensor, tokens: Tensor, index: Tensor) -> StepResult:
-        self.loss.prefetch(index)
+    def __call__(self, batch: Batch) -> StepResult:
+        """Train on a batch of the loader."""
+        set_learning_rate(self.stepper.optimizer, self.lr(batch.step))
+        self.loss.set_epoch(batch.epoch)
+        images = self.finish(batch.images, self.world.device)
+        tokens = batch.tokens.to(self.world.device, non_blocking=True)
+        return self.update(batch.step, images, tokens, batch.index)
+
+    def update(self, step: int, images: Tensor, tokens: Tensor, index: Tensor) -> StepResult:
+        """Encode, the objective, backward, update: at the rates as they are."""
+        begun = self.loss.begin(index)
         self.stepper.optimizer.zero_grad(set_to_none=True)
         if self.micro is None or self.micro >= len(images):
-            out = self._whole(step, images, tokens, index)
+            out = self._whole(step, images, tokens, begun)
         else:
-            out = self._in_micro_batches(step, images, tokens, index)
+            out = self._in_micro_batches(step, images, tokens, begun)
         # A peer's value is its worker's own: workers agree on a skip by the gradients alone.
-        value = torch.zeros_like(out.value) if isinstance(self.loss, PeerLoss) else out.value
+        value = torch.zeros_like(out.value) if self.loss.algorithm.peer else out.value
         update = self.stepper.step(value.detach())
-        self.loss.undo_step(~update.finite)
+        out.undo(~update.finite)
         return StepResult({**out.stats, "grad_norm": update.grad_norm}, update.finite)
 
-    def _whole(self, step: int, images: Tensor, tokens: Tensor, index: Tensor) -> LossOutput:
+    def rates(self, tau: float) -> dict[str, float]:
+        """The rates of the last step, for a record; `tau` was the temperature in it."""
+        found = {"lr": self.stepper.optimizer.param_groups[0]["lr"]}
+        if self.loss.gamma is not None:
+            found["gamma"] = self.loss.gamma
+        row, tau_lr = self.loss.algorithm, self.loss.settings.tau_lr
+        if row.temperature != "constant" and not row.peer:
+            found["tau_lr"] = tau_lr / 3 if row.slow_tau and tau < SLOW_TAU else tau_lr
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name: model.…, loss.… (the samples' state included), optimizer.…; no copies."""
+        moments, _ = optimizer_tensors(self.stepper.optimizer, self._names)
+        parts = {"model": self.towers.state_dict(), "loss": self.loss.state_dict(), "optimizer": moments}
+        return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
+
+    def facts(self) -> dict[str, object]:
+        """What is not a tensor: the optimizer's count of steps, the gradient scaler's numbers."""
+        _, facts = optimizer_tensors(self.stepper.optimizer, self._names)
+        scaler = self.stepper.scaler
+        return {"optimizer": facts, "scaler": None if scaler is None else scaler.state_dict()}
+
+    def put_back(self, tensors: dict[str, Tensor], facts: dict) -> None:
+        """Take up what `tensors` and `facts` gave. All workers must call it."""
+
+        def named(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+        self.towers.load_state_dict(named("model."))
+        self.loss.load_state_dict(named("loss."))
+        load_optimizer_tensors(self.stepper.optimizer, self._names, named("optimizer."), facts["optimizer"])
+        if self.stepper.scaler is not None:
+            self.stepper.scaler.load_state_dict(facts["scaler"])
+
+    def _whole(self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | PeerStep) -> LossOutput:
         with self._precision(images):
-            torch.manual_seed(seed_of(self.seed, step, self.rank, 0))
-            features = self.towers(images, tokens, self.loss.gather_early)
-            out = self.loss(*features, index)
+            torch.manual_seed(seed_of(self.seed, step, self.world.rank, 0))
+            out = begun.forward(*self.model(images, tokens, begun.images))
         self._scaled(out.value).backward()
         return out
 
-    def _in_micro_batches(self, step: int, images: Tensor, tokens: Tensor, index: Tensor) -> LossOutput:
+    def _in_micro_batches(
+        self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | PeerStep
+    ) -> LossOutput:
         """The same update as of the whole batch: features first, one step of the loss, then gradients.
 
         Micro-batches are encoded twice, with the same randomness: without a graph to get all features, and
@@ -134,7 +217,7 @@ class TrainStep:
             encoded = [self._encode(step, i, *batch) for i, batch in enumerate(micro_batches)]
         image_bd, text_bd = (torch.cat(parts).requires_grad_() for parts in zip(*encoded, strict=True))
         with self._precision(images):
-            out = self.loss(image_bd, text_bd, index)
+            out = begun.forward(image_bd, text_bd)
         own: list[Tensor] = [p for p in self.loss.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(self._scaled(out.value), [image_bd, text_bd, *own])
         parts = zip(gradients[0].split(self.micro), gradients[1].split(self.micro), strict=True)
@@ -150,8 +233,8 @@ class TrainStep:
     def _encode(self, step: int, number: int, images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         # A context of its own each time: autocast's copies of weights without a graph must not be used again.
         with self._precision(images):
-            torch.manual_seed(seed_of(self.seed, step, self.rank, number))
-            return self.towers(images, tokens)
+            torch.manual_seed(seed_of(self.seed, step, self.world.rank, number))
+            return self.model(images, tokens)
 
     def _precision(self, images: Tensor) -> AbstractContextManager:
         if self.autocast is None:
@@ -163,8 +246,8 @@ class TrainStep:
         return value if scaler is None else scaler.scale(value)
 
     def _without_reduction(self) -> AbstractContextManager:
-        if isinstance(self.towers, DistributedDataParallel):
-            return self.towers.no_sync()
+        if isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
         return nullcontext()
 
 

@@ -10,19 +10,19 @@ import torch
 import torch.distributed as dist
 
 from fastclip import __version__
-from fastclip.config.options import TrainConfig, as_dict
-from fastclip.config.parse import write_config
-from fastclip.config.resolved import differences, loss_settings, optim_row
-from fastclip.data.loader import Batch, PairLoader
+from fastclip.config.resolved import Resolved, differences, resolve_again
+from fastclip.data.loader import PairLoader
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
 from fastclip.distributed.world import World
-from fastclip.optim import SLOW_TAU, learning_rate, set_learning_rate
-from fastclip.run.checkpoint import CheckpointError, Checkpoints, load, read_facts
+from fastclip.model import TwoTowers
+from fastclip.run.checkpoint import CheckpointError, Checkpoints, load
+from fastclip.run.folder import CHECKPOINTS, METRICS, MODEL, prepare, read_facts, write_config
 from fastclip.run.metrics import truncate_metrics
-from fastclip.training.build import build_learner, build_pairs, build_towers, total_steps, warmup_steps
+from fastclip.training.build import build_step, build_towers
 from fastclip.training.card import model_card
-from fastclip.training.evaluator import Evaluator
+from fastclip.training.evaluator import Evaluator, open_evaluator
 from fastclip.training.export import export, write_model_config
+from fastclip.training.pairs import Pairs, open_pairs
 from fastclip.training.step import StepResult
 from fastclip.training.tally import Clock, Tally
 from fastclip.training.telemetry import Plan, Silence, Telemetry
@@ -35,37 +35,64 @@ class Diverged(RuntimeError):
     """Step after step was not finite."""
 
 
-class Trainer:
-    """A run in its folder: built from a resolved config, or taken up where its newest checkpoint left it."""
+def train(config: Resolved, world: World) -> Trainer:
+    """Train from wherever the run's folder stands to the end; the trainer as it is then."""
+    newest = open_folder(config, world)
+    towers = build_towers(config, world)
+    pairs = open_pairs(config, towers, world)
+    evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
+    trainer = Trainer(config, world, towers, pairs, evaluator)
+    trainer.run(newest)
+    return trainer
 
-    def __init__(self, config: TrainConfig, world: World):
-        self.config, self.world = config, world
-        self.folder = Path(str(config.out))
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", config.checkpoint.keep)
-        newest = self._open_folder()
-        towers = build_towers(config, world)
-        self.pairs = build_pairs(config, towers, world)
-        self.num_samples = len(self.pairs.manifest)
-        self.total = total_steps(config, self.num_samples)
-        self.warmup = warmup_steps(config, self.total)
-        self.learner = build_learner(config, towers, self.num_samples, world)
-        self.evaluator: Evaluator | None = None
-        if config.evaluate.pairs is not None or config.evaluate.tasks is not None:
-            self.evaluator = Evaluator(config, towers, self.pairs.tokenizer, world)
+
+def open_folder(config: Resolved, world: World) -> Path | None:
+    """The newest checkpoint of the run's folder, if there is one that this config may go on from."""
+    folder = Path(config.out)
+    if world.main:
+        prepare(folder)
+    world.barrier()
+    newest = Checkpoints(folder / CHECKPOINTS).newest()
+    if newest is None:
+        return None
+    if config.resume == "never":
+        raise ValueError(f"{folder} holds a run already: choose another --out, or --resume auto.")
+    differ = differences(resolve_again(read_facts(newest)["config"]), config)
+    if differ:
+        raise ValueError(
+            f"{folder} holds another run and cannot be resumed with these settings:\n  "
+            + "\n  ".join(differ)
+            + "\nGive the same settings, or another --out."
+        )
+    return newest
+
+
+class Trainer:
+    """A run: its parts are built here, `run` brings it to its end."""
+
+    def __init__(
+        self, config: Resolved, world: World, towers: TwoTowers, pairs: Pairs, evaluator: Evaluator | None
+    ):
+        self.config, self.world, self.pairs, self.evaluator = config, world, pairs, evaluator
+        self.folder = Path(config.out)
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep)
+        self.num_samples = len(pairs.manifest)
+        self.total = config.total_steps(self.num_samples)
+        self.train_step = build_step(config, towers, self.num_samples, world, pairs.decoder.finish)
         self.step = 0  # steps done
         self.best: dict = {}  # score and step of the best evaluation
         self.tally = Tally(world.device)
         self.elapsed = 0.0  # seconds of training before this process
         self.bad: list = []
+
+    def run(self, newest: Path | None) -> None:
+        """From the newest checkpoint, or from nothing, to the end, then export.
+
+        SIGTERM and SIGINT save, and raise StoppedCleanly.
+        """
         if newest is not None:
             self._load(newest)
-        if world.main:
-            write_config(config, self.folder / "config.yaml")
-            write_model_config(towers, self.folder)
-            truncate_metrics(self.folder / "metrics.jsonl", -1 if newest is None else self.step)
-
-    def run(self) -> None:
-        """Train to the end, then export. SIGTERM and SIGINT save, and raise StoppedCleanly."""
+        self._write_settings(resumed=newest is not None)
         stopped = None
         with self._telemetry() as self.telemetry:
             try:
@@ -77,12 +104,7 @@ class Trainer:
                 stopped = request
         if stopped is not None:
             raise stopped
-        model = self.export(self.folder / "model")
-        if self.best:
-            log.info(
-                "Best %s: %.4f, at step %d.", self.best["measure"], self.best["score"], self.best["step"]
-            )
-        log.info("The model is in %s; checkpoints are in %s.", model, self.checkpoints.folder)
+        self._export(self.folder / MODEL)
 
     def _train(self) -> None:
         config, clock = self.config, Clock(self.elapsed, self.step)
@@ -92,12 +114,13 @@ class Trainer:
             if self.step == 0:
                 self._evaluate(clock)  # what an untrained model reaches; and does it work at all?
             for batch in clock.waiting(loader):
-                result = self._one_step(batch)
+                result = self.train_step(batch)
+                self.tally.add(result.stats["loss"], result.finite)
                 self.step = batch.step + 1
                 self.telemetry.tick(self.step)
                 at_end = self.step == self.total
                 if at_end or self.step % config.log.every == 0:
-                    self._record(batch, result, loader, clock)
+                    self._record(result, loader, clock)
                 improved = (at_end or self._evaluation_due()) and self._evaluate(clock)
                 decision = interrupts.poll(due=clock.save_due(config.checkpoint.minutes))
                 by_steps = config.checkpoint.steps and self.step % config.checkpoint.steps == 0
@@ -107,24 +130,7 @@ class Trainer:
                     raise StoppedCleanly(self.step)
         log.info(loader.bad.summary())
 
-    def _one_step(self, batch: Batch) -> StepResult:
-        row, device = optim_row(self.config), self.world.device
-        lr = learning_rate(
-            batch.step,
-            peak=(row.lr or 0.0) * self.config.scale,
-            warmup=self.warmup,
-            total=self.total,
-            min_lr=row.min_lr or 0.0,
-        )
-        set_learning_rate(self.learner.stepper.optimizer, lr)
-        self.learner.loss.set_epoch(batch.epoch)
-        images = self.pairs.decoder.finish(batch.images, device)
-        tokens = batch.tokens.to(device, non_blocking=True)
-        result = self.learner.step(batch.step, images, tokens, batch.index)
-        self.tally.add(result.stats["loss"], result.finite)
-        return result
-
-    def _record(self, batch: Batch, result: StepResult, loader: PairLoader, clock: Clock) -> None:
+    def _record(self, result: StepResult, loader: PairLoader, clock: Clock) -> None:
         """One line of metrics.jsonl. The only place where the host waits for the device and other workers."""
         numbers = {**result.stats, **self.tally.numbers()}
         values = torch.stack([value.detach().double() for value in numbers.values()])
@@ -135,15 +141,9 @@ class Trainer:
         self._share_bad(loader)
         self.tally.start_again()
         in_a_row = found.pop("longest_skipped")
-        optimizer, samples = self.learner.stepper.optimizer, self.step * self.config.batch.size
+        samples = self.step * self.config.batch.size
         record = {"step": self.step, "epoch": samples / self.num_samples, "samples": samples, **found}
-        record["lr"] = optimizer.param_groups[0]["lr"]
-        if self.learner.loss.gamma is not None:
-            record["gamma"] = self.learner.loss.gamma
-        settings = loss_settings(self.config)
-        if settings.algorithm.temperature != "constant" and not settings.algorithm.peer:
-            slow = self.learner.stepper.slow_tau is not None and found["tau"] < SLOW_TAU
-            record["tau_lr"] = settings.tau_lr / 3 if slow else settings.tau_lr
+        record |= self.train_step.rates(found["tau"])
         record["skipped"], record["bad"] = int(found["skipped"]), len(loader.bad.samples)
         record["time"] = clock.record(self.step, self.config.batch.size)
         self.telemetry.log(record)
@@ -187,10 +187,10 @@ class Trainer:
         self._share_bad(loader)  # worker 0 writes them down
         facts = {
             "step": self.step,
-            "config": as_dict(self.config),
+            "config": self.config.written,
             "fingerprint": self.pairs.manifest.fingerprint,
             "num_samples": self.num_samples,
-            **self.learner.facts(),
+            **self.train_step.facts(),
             "best": self.best,
             "bad": [list(sample) for sample in loader.bad.samples.values()],
             "tally": self.world.gather(self.tally.values.tolist()),
@@ -200,7 +200,7 @@ class Trainer:
         }
         try:
             with clock.paused():
-                self.checkpoints.save(self.step, self.learner.tensors(), facts)
+                self.checkpoints.save(self.step, self.train_step.tensors(), facts)
                 if self.best.get("step") == self.step:
                     self.checkpoints.mark_best(self.step)
         except CheckpointError as error:
@@ -221,9 +221,9 @@ class Trainer:
                 f"{facts['fingerprint']}, and data.train has {self.num_samples:,} with {here}. "
                 "Give the same data, or another --out."
             )
-        tensors = self.learner.tensors()
+        tensors = self.train_step.tensors()
         load(path, tensors)
-        self.learner.put_back(tensors, facts)
+        self.train_step.put_back(tensors, facts)
         self.tally.put_back(facts["tally"], self.world.rank, self.world.size)
         self.step, self.best, self.elapsed = facts["step"], facts["best"], facts["elapsed"]
         self.bad = facts["bad"]
@@ -231,44 +231,37 @@ class Trainer:
             self.checkpoints.mark_best(self.step)  # the process may have died just before
         log.info("Resumed %s at step %d of %d.", self.folder, self.step, self.total)
 
-    def _open_folder(self) -> Path | None:
-        """The newest checkpoint of the folder, if there is one that this config may go on from."""
+    def _write_settings(self, resumed: bool) -> None:
+        """What the folder holds from the start; records of steps that will be made again are dropped."""
         if self.world.main:
-            make_writable(self.folder)
-        self.world.barrier()
-        newest = self.checkpoints.newest()
-        if newest is None:
-            return None
-        if self.config.resume == "never":
-            raise ValueError(f"{self.folder} holds a run already: choose another --out, or --resume auto.")
-        differ = differences(read_facts(newest)["config"], self.config)
-        if differ:
-            raise ValueError(
-                f"{self.folder} holds another run and cannot be resumed with these settings:\n  "
-                + "\n  ".join(differ)
-                + "\nGive the same settings, or another --out."
-            )
-        return newest
+            write_config(self.config, self.folder)
+            write_model_config(self.train_step.towers, self.folder)
+            truncate_metrics(self.folder / METRICS, self.step if resumed else -1)
 
     def _agree_on_buffers(self) -> None:
         """BatchNorm's statistics are worker 0's, which DDP would give to the others in the next step."""
         if self.world.size > 1:
-            for buffer in self.learner.towers.buffers():
+            for buffer in self.train_step.towers.buffers():
                 dist.broadcast(buffer, src=0)
 
-    def export(self, folder: Path) -> Path:
+    def _export(self, folder: Path) -> None:
         """The model as open_clip loads it, with its card: what was saved last."""
         self._agree_on_buffers()
-        towers, tau, newest = self.learner.towers, self.learner.tau(), self.checkpoints.newest()
+        towers, tau = self.train_step.towers, self.train_step.loss.mean_tau()
+        newest = self.checkpoints.newest()
         if self.world.main and newest is not None:
             export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
         self.world.barrier()
-        return folder
+        if self.best:
+            log.info(
+                "Best %s: %.4f, at step %d.", self.best["measure"], self.best["score"], self.best["step"]
+            )
+        log.info("The model is in %s; checkpoints are in %s.", folder, self.checkpoints.folder)
 
     def _telemetry(self) -> Telemetry | Silence:
         if not self.world.main:
             return Silence()
-        config, settings = self.config, loss_settings(self.config)
+        config, settings = self.config, self.config.loss
         plan = Plan(
             run=self.folder,
             title=f"{config.algorithm} · {config.model.name} · {self.num_samples:,} pairs",
@@ -280,18 +273,5 @@ class Trainer:
             start_step=self.step,
         )
         return Telemetry(
-            plan, tensorboard=config.log.tensorboard, wandb_project=config.log.wandb, config=as_dict(config)
+            plan, tensorboard=config.log.tensorboard, wandb_project=config.log.wandb, config=config.written
         )
-
-
-def make_writable(folder: Path) -> None:
-    """Make the run's folder, and find out now whether files can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OSError(
-            f"The run's folder {folder} cannot be written: {error.strerror}. Choose another --out."
-        ) from None

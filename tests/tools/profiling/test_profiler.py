@@ -173,7 +173,7 @@ def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch
 
     monkeypatch.setattr(Steps, "_one_step", told)
     profile_steps(config, ALONE, tmp_path / "trace.json", steps=2, warmup=1)
-    trainer.Trainer(config, ALONE).run()
+    trainer.train(config, ALONE)
     assert losses == [record["loss"] for record in metrics(tmp_path / "run")][:4]
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fastclip.config.options import LossOptions, TrainConfig
-from fastclip.config.resolved import resolve
+from fastclip.config.resolved import Resolved, resolve
 from fastclip.objective.algorithms import Algorithm, find_algorithm, useless_options
 
 
 class Configs(NamedTuple):
     """One for each algorithm, resolved, and what was left out of them."""
 
-    resolved: list[TrainConfig]
+    resolved: list[Resolved]
     left_out: list[str]
     """Sentences."""
 
@@ -41,7 +41,4 @@ def configs_for(algorithms: list[str], config: TrainConfig) -> Configs:
 
 
 def _has_effect(option: str, loss: LossOptions, row: Algorithm) -> bool:
-    if row.peer:
-        return option == "tau"
-    useless = useless_options(row, loss.gamma_schedule or row.inner_schedule)
-    return ("rho" if option == "rho_share" else option) not in useless
+    return option not in useless_options(row, loss.gamma_schedule or row.inner_schedule)

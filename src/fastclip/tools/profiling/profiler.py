@@ -8,73 +8,72 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from fastclip.config.options import EvaluateConfig, TrainConfig
+from fastclip.config.resolved import Resolved
 from fastclip.distributed.world import World
 from fastclip.progress import progress
 from fastclip.tools.profiling.breakdown import WorkerProfile
 from fastclip.tools.profiling.collectives import bytes_sent
 from fastclip.tools.profiling.peak import PeakMemory
 from fastclip.tools.profiling.timeline import WAITING_FOR_DATA, read_events, step_times
-from fastclip.training.trainer import Trainer
+from fastclip.training.build import build_step, build_towers
+from fastclip.training.pairs import open_pairs
 
 
-class Steps(Trainer):
-    """The trainer's steps alone. Its folder is for files of its own, which nobody needs afterwards."""
-
-    def do(self, count: int) -> Generator[None, None, None]:
-        """The first steps of the run, one at a time."""
-        if count > self.total:
-            epochs = ceil(count * self.config.batch.size / self.num_samples)
-            raise ValueError(
-                f"The run has {self.total:,} steps, and {count:,} are needed: give --epochs {epochs}, "
-                "a smaller --batch.size, or fewer --steps."
-            )
-        batches = iter(self.pairs.loader(self.config.data, self.world, 0, count))
-        for _ in range(count):
-            with record_function(WAITING_FOR_DATA):
-                batch = next(batches)
-            self._one_step(batch)
-            yield
-
-
-def profile_steps(
-    config: TrainConfig, world: World, trace: Path, *, steps: int, warmup: int
-) -> WorkerProfile:
+def profile_steps(config: Resolved, world: World, trace: Path, *, steps: int, warmup: int) -> WorkerProfile:
     """Build everything anew, and profile so many steps after the first few.
 
     Args:
-        config: a resolved one; its `out` is not touched.
         trace: where this worker's trace is written; a name with .gz makes it small.
         steps: how many are measured.
         warmup: how many come before, in which memory is allocated and caches fill.
     """
     peak = PeakMemory(world.device)
-    with TemporaryDirectory() as folder, progress(f"profiling {config.algorithm}", "steps") as update:
-        trainer = Steps(replace(config, out=folder, evaluate=EvaluateConfig()), world)
-        with closing(trainer.do(warmup + steps + 1)) as turns, _profiler(world, steps, warmup) as profiler:
-            for done in range(1, warmup + steps + 1):
-                next(turns)
-                if done == warmup:
-                    memory = peak.bytes()  # before the profiler needs some itself
-                    world.barrier()
-                if done in (warmup, warmup + steps):
-                    _wait_for_device(world)
-                profiler.step()
-                if world.main:
-                    update(done, warmup + steps)
-            sent = bytes_sent(lambda: next(turns))
+    with (
+        progress(f"profiling {config.algorithm}", "steps") as update,
+        closing(_steps(config, world, warmup + steps + 1)) as turns,
+        _profiler(world, steps, warmup) as profiler,
+    ):
+        for done in range(1, warmup + steps + 1):
+            next(turns)
+            if done == warmup:
+                memory = peak.bytes()  # before the profiler needs some itself
+                world.barrier()
+            if done in (warmup, warmup + steps):
+                _wait_for_device(world)
+            profiler.step()
+            if world.main:
+                update(done, warmup + steps)
+        sent = bytes_sent(lambda: next(turns))
     trace.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(trace))
     times = step_times(read_events(trace), world.device.type)
     return WorkerProfile(world.rank, times, sent, memory, peak.what)
+
+
+def _steps(config: Resolved, world: World, count: int) -> Generator[None, None, None]:
+    """The first steps of the run, one at a time."""
+    towers = build_towers(config, world)
+    pairs = open_pairs(config, towers, world)
+    num_samples = len(pairs.manifest)
+    if count > (total := config.total_steps(num_samples)):
+        epochs = ceil(count * config.batch.size / num_samples)
+        raise ValueError(
+            f"The run has {total:,} steps, and {count:,} are needed: give --epochs {epochs}, "
+            "a smaller --batch.size, or fewer --steps."
+        )
+    train_step = build_step(config, towers, num_samples, world, pairs.decoder.finish)
+    batches = iter(pairs.loader(config.data, world, 0, count))
+    for _ in range(count):
+        with record_function(WAITING_FOR_DATA):
+            batch = next(batches)
+        train_step(batch)
+        yield
 
 
 def _profiler(world: World, steps: int, warmup: int) -> profile:

@@ -19,6 +19,7 @@ from fastclip.data.pairs import File, Pair, SourceError
 from fastclip.data.remote import is_remote
 from fastclip.data.sheet import draw_sheet
 from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, find_files, read_pairs, tar_members
+from fastclip.distributed.world import World
 from fastclip.evaluation.features import Encoder, ImageFeatures
 from fastclip.evaluation.kept import kept_features, model_key
 from fastclip.evaluation.layout import PairPlace
@@ -110,13 +111,7 @@ class Index:
         pictures = list_pictures(images, columns)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, device=device)
-        encoder = Encoder(
-            loaded.towers,
-            transform=loaded.towers.eval_transform(),
-            tokenizer=loaded.towers.tokenizer(),
-            device=device,
-            workers=workers,
-        )
+        encoder = Encoder(loaded.towers, World.alone(device), workers=workers)
         file = _index_file(Path(model).expanduser(), images)
         key = digest([model_key(loaded.towers, None), pictures.fingerprint])
         return cls(pictures, loaded, kept_features(pictures, encoder, file, key, progress))

@@ -23,23 +23,23 @@ def models(tmp_path_factory):
 
 
 def make(models, case):
-    learner = build(models, case)
-    if learner.stepper.scaler is not None:  # one whose scale moves within this test
-        learner.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    return learner
+    train_step = build(models, case)
+    if train_step.stepper.scaler is not None:  # one whose scale moves within this test
+        train_step.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    return train_step
 
 
-def go_on(learner, steps):
+def go_on(train_step, steps):
     for step in steps:
-        assert learner.step(step, *batch(step)).finite
+        assert train_step.update(step, *batch(step)).finite
 
 
-def state(learner):
+def state(train_step):
     """All that must come back: tensors and facts; gradients are made anew in each step."""
-    found = {name: t for name, t in everything(learner).items() if not name.startswith("gradient.")}
-    if learner.tau() is not None:
-        found["visited"] = learner.loss.sample_state.visited.clone()
-    return found, learner.facts()
+    found = {name: t for name, t in everything(train_step).items() if not name.startswith("gradient.")}
+    if train_step.loss.mean_tau() is not None:
+        found["visited"] = train_step.loss.sample_state.visited.clone()
+    return found, train_step.facts()
 
 
 def assert_same_state(one, other):
@@ -76,13 +76,13 @@ def test_the_scaler_is_among_the_facts_and_its_count_goes_on(models):
 
 
 def test_tensors_are_named_after_their_place_and_are_no_copies(models):
-    learner = build(models, Case("fastclip-v2", precision="float32"))
-    tensors = learner.tensors()
-    weight = learner.towers.clip.visual.conv1.weight
+    train_step = build(models, Case("fastclip-v2", precision="float32"))
+    tensors = train_step.tensors()
+    weight = train_step.towers.clip.visual.conv1.weight
     assert tensors["model.clip.visual.conv1.weight"].data_ptr() == weight.data_ptr()
-    moment = learner.stepper.optimizer.state[weight]["exp_avg"]
+    moment = train_step.stepper.optimizer.state[weight]["exp_avg"]
     assert tensors["optimizer.model.clip.visual.conv1.weight.exp_avg"] is moment
-    column = learner.loss.sample_state.columns["tau"]
+    column = train_step.loss.sample_state.columns["tau"]
     assert tensors["loss.tau"].data_ptr() == column.data_ptr()
     assert tensors["loss.tau"].shape == (N, 2)
 
@@ -110,22 +110,22 @@ def test_the_state_of_another_optimizer_is_refused(models):
 @pytest.mark.parametrize("name", ["fastclip-v1", "fastclip-v3", "mbcl"])
 @pytest.mark.parametrize(("log_scale", "tau"), [(3.0, exp(-3.0)), (log(1e4), 0.01), (-0.5, 1.0)])
 def test_a_global_temperature_is_told_within_its_limits(name, log_scale, tau, models):
-    learner = build(models, Case(name, precision="float64"))
-    nn.init.constant_(learner.loss.log_scale, log_scale)
-    assert learner.tau() == pytest.approx(tau, rel=1e-12)
+    train_step = build(models, Case(name, precision="float64"))
+    nn.init.constant_(train_step.loss.log_scale, log_scale)
+    assert train_step.loss.mean_tau() == pytest.approx(tau, rel=1e-12)
 
 
 def test_individual_temperatures_are_told_as_their_mean(models):
-    learner = build(models, Case("fastclip-v2", precision="float64"))
-    assert learner.tau() == pytest.approx(0.03, rel=1e-12)
-    column = learner.loss.sample_state.columns["tau"]
+    train_step = build(models, Case("fastclip-v2", precision="float64"))
+    assert train_step.loss.mean_tau() == pytest.approx(0.03, rel=1e-12)
+    column = train_step.loss.sample_state.columns["tau"]
     column[:N] = torch.linspace(0.02, 0.04, 2 * N, dtype=torch.float64).reshape(N, 2)
     column[N:] = 7.0  # the spare row belongs to nobody
-    assert learner.tau() == pytest.approx(0.03, rel=1e-12)
+    assert train_step.loss.mean_tau() == pytest.approx(0.03, rel=1e-12)
     column[0] += 0.01 * N
-    assert learner.tau() == pytest.approx(0.04, rel=1e-12)
+    assert train_step.loss.mean_tau() == pytest.approx(0.04, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["openclip", "siglip"])
 def test_a_peer_has_its_temperature_in_the_model(name, models):
-    assert build(models, Case(name)).tau() is None
+    assert build(models, Case(name)).loss.mean_tau() is None

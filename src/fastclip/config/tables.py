@@ -1,0 +1,69 @@
+"""The optimizers, one row each: the class by its import path, the paper's values, and what it remembers.
+
+The algorithms' rows are in `fastclip.objective.algorithms`. Neither needs torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """One optimizer; it may take any of `OptimOptions`' betas, eps and momentum."""
+
+    cls: str
+    """Where its class is."""
+    lr: float
+    weight_decay: float
+    options: dict[str, Any]
+    """The options that it takes besides, each with its default."""
+    slots: tuple[str, ...]
+    """What it remembers of a parameter: tensors of its shape, zero at the start."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the class that are always the same."""
+    scalars: dict[str, Any] = field(default_factory=dict)
+    """Arguments for the groups of temperatures, ours and open_clip's own, and of SigLIP's bias."""
+    counts: Literal["parameter", "group"] | None = None
+    """Where it counts its steps: in a tensor of each parameter, in a number of each group, or not at all."""
+
+
+# The paper's values for its large setting (ViT-B/32 on CC12M); the momentum and Lion's betas are ours.
+# Proc. parameter_update; fused steps can be told on the device to do nothing.
+OPTIMIZERS: dict[str, OptimizerRow] = {
+    "adamw": OptimizerRow(
+        "torch.optim.AdamW",
+        lr=4e-4,
+        weight_decay=0.1,
+        options={"betas": (0.9, 0.98), "eps": 1e-6},
+        slots=("exp_avg", "exp_avg_sq"),
+        fixed={"fused": True},
+        counts="parameter",
+    ),
+    "lamb": OptimizerRow(
+        "timm.optim.Lamb",
+        lr=2e-3,
+        weight_decay=0.1,
+        options={"betas": (0.9, 0.98), "eps": 1e-6},
+        slots=("exp_avg", "exp_avg_sq"),
+        fixed={"max_grad_norm": None, "always_adapt": True},  # timm's defaults clip, and adapt less
+        scalars={"always_adapt": False},  # α = 1
+        counts="group",
+    ),
+    "lion": OptimizerRow(
+        "timm.optim.Lion",
+        lr=1e-4,
+        weight_decay=0.3,
+        options={"betas": (0.9, 0.99)},
+        slots=("exp_avg",),
+    ),
+    "sgd": OptimizerRow(
+        "torch.optim.SGD",
+        lr=2.0,
+        weight_decay=3e-6,
+        options={"momentum": 0.9},
+        slots=("momentum_buffer",),
+        fixed={"fused": True},
+    ),
+}
