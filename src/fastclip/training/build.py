@@ -28,7 +28,7 @@ from fastclip.distributed.world import World
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer
-from fastclip.progress import progress
+from fastclip.terminal import progress
 from fastclip.training.learner import Learner
 from fastclip.training.step import Loss, PeerLoss, TrainStep, compile_towers
 
