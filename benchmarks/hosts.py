@@ -28,7 +28,7 @@ from benchmarks.hosts_picture import draw, rate_name
 from benchmarks.hosts_worker import CASES, Case
 from benchmarks.namespaces import BURST, LATENCY, Hosts
 from benchmarks.record import RESULTS, save
-from fastclip.progress import progress
+from fastclip.terminal import progress
 from fastclip.tools.profiling.breakdown import PARTS, AlgorithmProfile
 from fastclip.tools.profiling.fitting import fitted
 from fastclip.tools.profiling.memory import model_size, towers_on_meta

@@ -411,7 +411,7 @@ def test_a_scene_shows_what_its_caption_says() -> None:
 
 def test_an_unknown_name_and_a_folder_in_use_are_refused(tmp_path: Path, emoji: Path) -> None:
     assert list(NAMES) == ["emoji", "icons", "scenes"]
-    with pytest.raises(ValueError, match="Did you mean 'emoji'"):
+    with pytest.raises(ValueError, match="Did you mean emoji"):
         get("emojis", tmp_path)
     with pytest.raises(FileExistsError, match="holds 'emoji', not 'icons'"):
         get("icons", emoji)

@@ -188,7 +188,7 @@ def test_a_terminal_or_log_file_that_has_gone_does_not_stop_the_run(plan, monkey
 
 def test_a_resumed_run_still_shows_its_best_evaluation(plan, monkeypatch):
     shown = []
-    monkeypatch.setattr(module, "open_display", lambda plan, evaluations: shown.append(evaluations))
+    monkeypatch.setattr(module, "Display", lambda plan, evaluations: shown.append(evaluations))
     with open(plan.run / "metrics.jsonl", "w") as file:
         for record in (RECORD, EVALUATION):
             file.write(json.dumps(record) + "\n")

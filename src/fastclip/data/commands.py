@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastclip.progress import progress
+from fastclip.terminal import console, progress
 
 if TYPE_CHECKING:
     from fastclip.data.manifest import Manifest
@@ -91,7 +91,6 @@ def _print_json(thing: dict) -> None:
 
 
 def _print_report(report, sheet: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     def spread(quantiles: dict[str, float], unit: str) -> str:
@@ -123,4 +122,4 @@ def _print_report(report, sheet: Path) -> None:
     }
     for name, value in rows.items():
         table.add_row(name, value)
-    Console(width=None if Console().is_terminal else 160).print(table)
+    console().print(table)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
 from fastclip.datasets.build import RECORDS, Record, finish, read_plan
 from fastclip.datasets.iconify import DataUnavailable
 from fastclip.files import built_once, cores, write_whole
+from fastclip.text import did_you_mean
 
 __all__ = ["NAMES", "DataUnavailable", "get"]
 
@@ -28,8 +28,7 @@ def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool =
     the next, with the same result to the byte; a complete folder is left as it is.
     """
     if name not in NAMES:
-        close = get_close_matches(name, NAMES, 1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, NAMES)
         raise ValueError(f"There is no collection {name!r}; there are {', '.join(NAMES)}.{hint}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: give 1 or more, or None for all cores.")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fastclip.files import aside, write_whole
-from fastclip.progress import progress as progress_bar
+from fastclip.terminal import progress as progress_bar
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json as json_module
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastclip.progress import progress
+from fastclip.terminal import console, progress
 
 if TYPE_CHECKING:
     from fastclip.evaluation.tasks import Mean, Suite
@@ -182,7 +181,6 @@ def _print_json(results: list[Result], suite: Suite | None, missing: list[str]) 
 
 
 def _print_table(results: list[Result], suite: Suite | None, missing: list[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -194,7 +192,7 @@ def _print_table(results: list[Result], suite: Suite | None, missing: list[str])
         images = f"{result.images - result.unusable:,}" if result.images else "–"
         value = "–" if result.value is None else f"{100 * result.value:.2f}"
         table.add_row(result.task, images, result.measure or "not scored", value)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    console().print(table)
     for result in results:
         if result.unusable:
             print(f"{result.task}: {result.unusable:,} images could not be used, and were left out")

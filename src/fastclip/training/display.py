@@ -1,29 +1,38 @@
-"""What a person sees of a run: bars and a table that stay in place on a terminal, plain lines in a pipe."""
+"""What a person sees of a run: bars and values that stay in place on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
-import logging
 import math
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-_REFRESH = 0.5  # seconds between two pictures on a terminal; one takes some 5 ms of the training thread
-_EVERY = 2.0  # seconds between two plain lines
-_MEMORY = 300.0  # seconds after which a speed counts 1/e in the estimate of the time left
-_WAITING = 0.2  # share of the time spent waiting for data from which it is worth a colour
+from fastclip.terminal import View
+from fastclip.text import duration
+
 _WIDEST = 120  # columns; wider pictures are harder to read
 _METRICS = 6  # of an evaluation, on the terminal
+_ALARMING = {"data_wait": 0.2, "skipped": 0, "bad": 0}  # what is worth a colour above this
+_SHOWN = {  # name and text in the panel; text and width on a plain line
+    "loss": ("loss", "{}", "loss {}", 14),
+    "tau": ("temperature τ", "{:#.3g}", "tau {:#.3g}", 10),
+    "gamma": ("inner rate γ", "{:#.3g}", "gamma {:#.3g}", 11),
+    "lr": ("learning rate", "{:.2e}", "lr {:.1e}", 10),
+    "radius": ("radius → ρ", "{:.2f}{rho}", "radius {:.2f}{rho}", 17),
+    "grad_norm": ("gradient norm", "{}", "", 0),
+    "unvisited": ("unvisited", "{:.1%}", "unvisited {:.0%}", 14),
+    "samples_per_second": ("samples/s", "{:,.0f}", "{:,.0f} samples/s", 16),
+    "data_wait": ("data wait", "{:.0%}", "data {:.0%}", 9),
+    "eta": ("", "", "eta {}", 15),
+    "skipped": ("skipped", "{:,}", "skipped {}", 0),
+    "bad": ("bad samples", "{:,}", "bad {}", 0),
+    "elapsed": ("elapsed", "{}", "", 0),
+}
 
 
 @dataclass(frozen=True)
@@ -49,245 +58,106 @@ class Plan:
         return self.total_steps / self.steps_per_epoch
 
 
-class Speed:
-    """Steps a second of this process; a pause for an evaluation counts, steps before a resume do not."""
-
-    def __init__(self) -> None:
-        self._seconds = self._steps = 0.0  # both fade at the same pace: their ratio is a weighted mean
-        self._last: tuple[int, float] | None = None
-
-    def update(self, step: int, now: float) -> None:
-        if self._last is not None:
-            steps, seconds = step - self._last[0], now - self._last[1]
-            fade = math.exp(-seconds / _MEMORY)
-            self._steps, self._seconds = fade * self._steps + steps, fade * self._seconds + seconds
-        self._last = step, now
-
-    def seconds_for(self, steps: float) -> float | None:
-        """None as long as nothing is known."""
-        return steps * self._seconds / self._steps if self._steps > 0 else None
-
-
 class Display:
-    """What both displays do: follow the steps and their speed."""
+    """Follows a run on stderr; `evaluations` were made before this process started.
 
-    def __init__(self, plan: Plan):
-        self.plan, self.step, self.speed = plan, plan.start_step, Speed()
-        self._refreshed = -math.inf
+    In a pipe a record is one line, at most every two seconds, but the first and the last always.
+    """
+
+    def __init__(self, plan: Plan, evaluations: list[dict]):
+        self.plan, self.step = plan, plan.start_step
+        self.record: dict = {}
+        self.last: dict = evaluations[-1] if evaluations else {}
+        self.best: dict = next((record for record in reversed(evaluations) if record.get("best")), {})
+        self._started, self._held = time.monotonic(), False
+        self.view = View(self._picture, line_every=2.0, first=0.0, keep=True)  # a picture takes some 5 ms
+        self._epoch, self._run = self.view.add_bar(), self.view.add_bar()
+        self._move_bars()
+        self.view.start()
 
     def tick(self, step: int) -> None:
-        """After every step: next to nothing, but for a new picture twice a second."""
+        """After every step: next to nothing, except for a new picture twice a second."""
         self.step = step
-        now = time.monotonic()
-        if now - self._refreshed >= _REFRESH:
-            self._refreshed = now
-            self.speed.update(step, now)
-            self.refresh()
-
-    def refresh(self) -> None:
-        """Draw again, where there is a picture."""
+        if self.view.plain or self.view.due():
+            self._move_bars()
+            self.view.refresh()
 
     def log(self, record: dict) -> None:
-        raise NotImplementedError
-
-    def evaluated(self, record: dict) -> None:
-        raise NotImplementedError
-
-    def message(self, text: str) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-
-def open_display(plan: Plan, evaluations: list[dict]) -> Display:
-    """The display that suits stderr; `evaluations` were made before this process started."""
-    console = Console(stderr=True)
-    if sys.stderr.isatty() and console.is_interactive:  # a dumb terminal is not
-        return LiveDisplay(plan, console, evaluations)
-    return PlainDisplay(plan)
-
-
-class PlainDisplay(Display):
-    """One line for a record, but not more often than every two seconds; the first and the last always."""
-
-    def __init__(self, plan: Plan):
-        super().__init__(plan)
-        self._printed = -math.inf
-        self._held: dict | None = None
-
-    def log(self, record: dict) -> None:
-        now = time.monotonic()
-        self.speed.update(record["step"], now)
-        self._held = record
-        if now - self._printed >= _EVERY or record["step"] >= self.plan.total_steps:
-            self._printed = now
+        self.record, self._held = record, True
+        self.tick(record["step"])
+        if self.view.plain and (self.view.due() or self.step >= self.plan.total_steps):
             self._print_held()
 
     def evaluated(self, record: dict) -> None:
-        self._print_held()
-        values = [f"{name} {_number(value)}" for name, value in record["evaluation"].items()]
-        best = ["best so far"] if record.get("best") else []
-        self.message("  ".join(["evaluation", *_position(self.plan, record), *values, *best]))
+        self.last, self.best = record, record if record.get("best") else self.best
+        self.tick(record["step"])
+        if self.view.plain:
+            self._print_held()
+            values = [f"{name} {_number(value)}" for name, value in record["evaluation"].items()]
+            best = ["best so far"] if record.get("best") else []
+            self.message("  ".join(["evaluation", *_position(self.plan, record), *values, *best]))
 
     def message(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        self.view.message(text)
 
     def close(self) -> None:
+        """Show what is left; safe to call twice."""
         self._print_held()
+        self._move_bars()
+        self.view.stop()
 
     def _print_held(self) -> None:
-        if self._held is not None:
-            record, self._held = self._held, None
-            self.message(plain_line(self.plan, record, self.speed))
+        if self.view.plain and self._held:
+            self.message(_line(self.plan, self.record, self.view.tasks[self._run].time_remaining))
+        self._held = False
 
-
-def plain_line(plan: Plan, record: dict, speed: Speed) -> str:
-    """A training record on one line; fields keep their places, and those an algorithm lacks are left out."""
-    goal = "" if plan.rho is None else f"→{plan.rho:.2f}"
-    shown: dict[str, tuple[int, Callable]] = {  # width, text
-        "loss": (14, lambda x: f"loss {_number(x)}"),
-        "tau": (10, lambda x: f"tau {x:#.3g}"),
-        "gamma": (11, lambda x: f"gamma {x:#.3g}"),
-        "lr": (10, lambda x: f"lr {x:.1e}"),
-        "radius": (17, lambda x: f"radius {x:.2f}{goal}"),
-        "unvisited": (14, lambda x: f"unvisited {x:.0%}"),
-        "samples_per_second": (16, lambda x: f"{x:,.0f} samples/s"),
-        "data_wait": (9, lambda x: f"data {x:.0%}"),
-        "eta": (9, lambda x: f"eta {_duration(x)}"),
-        "skipped": (0, lambda x: f"skipped {x}" if x else ""),
-        "bad": (0, lambda x: f"bad {x}" if x else ""),
-    }
-    left = speed.seconds_for(plan.total_steps - record["step"])
-    values = _given(record) | {"eta": left}
-    texts = [show(values[key]).ljust(width) for key, (width, show) in shown.items() if key in values]
-    return "  ".join([*_position(plan, record), *filter(None, texts)]).rstrip()
-
-
-class LiveDisplay(Display):
-    """Bars and values that stay at the foot of the terminal; messages, prints and logs pass above them.
-
-    It draws inside `tick` and `log`, not from a thread: no lock of rich is held when data workers fork.
-    """
-
-    def __init__(self, plan: Plan, console: Console, evaluations: list[dict]):
-        super().__init__(plan)
-        self.console, self._started = console, time.monotonic()
-        self.record: dict = {}
-        self.last: dict | None = None
-        self.best: dict | None = None
-        for record in evaluations:
-            self._remember(record)
-        self._live = Live(
-            console=console,
-            auto_refresh=False,
-            get_renderable=lambda: self.render(console.width),
-            redirect_stdout=sys.stdout.isatty(),  # what goes to a file stays there
-        )
-        streams = sys.stdout, sys.stderr
-        self._live.start(refresh=True)
-        self._moved = _move_logs(dict(zip(streams, (sys.stdout, sys.stderr), strict=True)))
-
-    def refresh(self) -> None:
-        self._live.refresh()
-
-    def log(self, record: dict) -> None:
-        self.record = record
-        self.tick(record["step"])
-
-    def evaluated(self, record: dict) -> None:
-        self._remember(record)
-        self.tick(record["step"])
-
-    def message(self, text: str) -> None:
-        self.console.print(Text(text))
-
-    def close(self) -> None:
-        try:
-            self._live.stop()  # draws once more
-        finally:
-            for handler, stream in self._moved:
-                handler.setStream(stream)
-            self._moved = []
-
-    def render(self, width: int) -> RenderableType:
-        """The picture for a terminal of this many columns."""
-        width = min(width, _WIDEST)
-        plan = self.plan
-        workers = f"{plan.workers} worker{'s' * (plan.workers > 1)}"
-        about = Text(f"{workers} · batch {plan.global_batch:,} · {plan.run}", "dim")
-        about.no_wrap, about.overflow = True, "ellipsis"
-        parts: list[RenderableType] = [about, Text(), self._bars()]
-        if self.record:
-            parts += [Text(), self._values(width)]
-        if self.last is not None:
-            parts += [Text(), self._evaluation(self.last)]
-        title = Text(plan.title, "bold not dim")
-        return Panel(Group(*parts), title=title, title_align="left", border_style="dim", width=width)
-
-    def _bars(self) -> RenderableType:
+    def _move_bars(self) -> None:
         plan = self.plan
         epochs = math.ceil(round(plan.epochs, 6))  # 3.0000000000000004 are three
         epoch = min(int(self.step / plan.steps_per_epoch), epochs - 1)
         first = epoch * plan.steps_per_epoch
-        bars = Table.grid(padding=(0, 2), expand=True)
-        bars.add_column(no_wrap=True)
-        bars.add_column(ratio=1)
-        for _ in ("share", "steps", "eta"):
-            bars.add_column(justify="right", no_wrap=True)
         length = min(plan.steps_per_epoch, plan.total_steps - first)
-        for name, done, total in (
-            (f"epoch {epoch + 1}/{epochs}", self.step - first, length),
-            ("run", self.step, plan.total_steps),
+        for bar, name, done, total in (
+            (self._epoch, f"epoch {epoch + 1}/{epochs}", self.step - first, length),
+            (self._run, "run", self.step, plan.total_steps),
         ):
-            left = self.speed.seconds_for(total - done)
-            bars.add_row(
-                name,
-                ProgressBar(total=total, completed=done, complete_style="cyan"),
-                f"{done / total:.0%}",
-                Text(f"{int(done):,}/{round(total):,} steps", "dim"),
-                f"eta {_duration(left):>6}",
-            )
-        return bars
+            steps = f"{int(done):,}/{round(total):,} steps"
+            self.view.update(bar, description=name, completed=done, total=total, steps=steps)
+
+    def _picture(self, bars: RenderableType, width: int) -> RenderableType:
+        width, plan = min(width, _WIDEST), self.plan
+        workers = f"{plan.workers} worker{'s' * (plan.workers > 1)}"
+        about = f"{workers} · batch {plan.global_batch:,} · {plan.run}"
+        parts = [Text(about, "dim", no_wrap=True, overflow="ellipsis"), Text(), bars]
+        if self.record:
+            parts += [Text(), self._values(width)]
+        if self.last:
+            parts += [Text(), self._evaluation()]
+        title = Text(plan.title, "bold not dim")
+        return Panel(Group(*parts), title=title, title_align="left", border_style="dim", width=width)
 
     def _values(self, width: int) -> RenderableType:
-        columns = 4 if width >= 100 else 3 if width >= 72 else 2
-        goal = "" if self.plan.rho is None else f" → {self.plan.rho:.2f}"
-        shown: dict[str, tuple[str, Callable]] = {  # name, text
-            "loss": ("loss", _number),
-            "tau": ("temperature τ", lambda x: f"{x:#.3g}"),
-            "gamma": ("inner rate γ", lambda x: f"{x:#.3g}"),
-            "radius": ("radius → ρ", lambda x: f"{x:.2f}{goal}"),
-            "lr": ("learning rate", lambda x: f"{x:.2e}"),
-            "grad_norm": ("gradient norm", _number),
-            "unvisited": ("unvisited", lambda x: f"{x:.1%}"),
-            "samples_per_second": ("samples/s", lambda x: f"{x:,.0f}"),
-            "data_wait": ("data wait", lambda x: f"{x:.0%}"),
-            "skipped": ("skipped", lambda x: f"{x:,}"),
-            "bad": ("bad samples", lambda x: f"{x:,}"),
-            "elapsed": ("elapsed", _duration),
-        }
-        elapsed = time.monotonic() - self._started  # of this process
-        values = _given(self.record) | {"elapsed": elapsed}
-        cells = [
-            (name, Text(show(values[key]), "bold yellow" if _alarming(key, values[key]) else "bold"))
-            for key, (name, show) in shown.items()
-            if key in values
-        ]
-        table = Table.grid(padding=(0, 2))
+        columns = 4 if width >= 110 else 3 if width >= 80 else 2
+        table = Table.grid(padding=(0, 1))
         for _ in range(columns):
             table.add_column(style="dim", no_wrap=True)
             table.add_column(min_width=width // columns - 17, no_wrap=True)
-        for start in range(0, len(cells), columns):
-            table.add_row(*(part for cell in cells[start : start + columns] for part in cell))
+        values = _given(self.record) | {"elapsed": time.monotonic() - self._started}  # of this process
+        cells: list[RenderableType] = []
+        for key, (name, form, *_) in _SHOWN.items():
+            if key not in values:
+                continue
+            alarming = values[key] > _ALARMING.get(key, math.inf) or not math.isfinite(values[key])
+            text = _text(key, form, values[key], self.plan.rho, " → ")
+            cells += [name, Text(text, "bold yellow" if alarming else "bold")]
+        for start in range(0, len(cells), 2 * columns):
+            table.add_row(*cells[start : start + 2 * columns])
         return table
 
-    def _evaluation(self, last: dict) -> RenderableType:
-        best = self.best or {}
-        table = Table.grid(padding=(0, 3))
-        table.add_column(no_wrap=True, overflow="ellipsis")
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
+    def _evaluation(self) -> RenderableType:
+        last, best = self.last, self.best
+        right = Column(justify="right", no_wrap=True)
+        table = Table.grid(Column(no_wrap=True), right, right.copy(), padding=(0, 3))
         heads = "evaluation", f"step {last['step']:,}", f"best: step {best['step']:,}" if best else ""
         table.add_row(*heads, style="dim")
         metrics = last["evaluation"]
@@ -298,21 +168,21 @@ class LiveDisplay(Display):
             table.add_row(Text(f"{len(metrics) - _METRICS} more in metrics.jsonl", "dim"))
         return table
 
-    def _remember(self, record: dict) -> None:
-        self.last = record
-        if record.get("best"):
-            self.best = record
+
+def _line(plan: Plan, record: dict, left: float | None) -> str:
+    """A training record on one line; fields keep their places, and those an algorithm lacks are left out."""
+    values = _given(record) | {"eta": left}
+    texts = [
+        _text(key, form, values[key], plan.rho, "→").ljust(width)
+        for key, (_, _, form, width) in _SHOWN.items()
+        if form and key in values and (values[key] or key not in ("skipped", "bad"))
+    ]
+    return "  ".join([*_position(plan, record), *texts]).rstrip()
 
 
-def _move_logs(streams: dict[TextIO, TextIO]) -> list[tuple[logging.StreamHandler, TextIO]]:
-    """Make log handlers that hold an old stream write to the new one; gives what there was, to undo it."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    moved = []
-    for handler in {h for logger in loggers for h in getattr(logger, "handlers", ())}:
-        if isinstance(handler, logging.StreamHandler) and handler.stream in streams:
-            moved.append((handler, handler.stream))
-            handler.setStream(streams[handler.stream])
-    return moved
+def _text(key: str, form: str, value: float, rho: float | None, arrow: str) -> str:
+    words = {"loss": _number, "grad_norm": _number, "eta": duration, "elapsed": duration}.get(key)
+    return form.format(words(value) if words else value, rho="" if rho is None else f"{arrow}{rho:.2f}")
 
 
 def _position(plan: Plan, record: dict) -> tuple[str, str]:
@@ -328,12 +198,6 @@ def _given(record: dict) -> dict:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _alarming(key: str, value: float) -> bool:
-    """What deserves a colour: time lost, steps lost, samples lost, and what is not a number."""
-    limit = {"data_wait": _WAITING, "skipped": 0, "bad": 0}.get(key, math.inf)
-    return value > limit or not math.isfinite(value)
-
-
 def _number(x: float | None) -> str:
     """Four digits; – for what metrics.jsonl holds as null."""
     if x is None:
@@ -341,14 +205,3 @@ def _number(x: float | None) -> str:
     if x == 0 or not math.isfinite(x):
         return f"{x:g}"
     return f"{x:#.4g}".rstrip(".") if 1e-3 <= abs(x) < 1e4 else f"{x:.2e}"
-
-
-def _duration(seconds: float | None) -> str:
-    """The two largest units: 45s, 2m10s, 3h05m, 2d04h."""
-    if seconds is None:
-        return "–"
-    s = round(seconds)
-    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        if s >= size:
-            return f"{s // size}{unit}{s % size // part:02d}{below}"
-    return f"{s}s"

@@ -17,7 +17,7 @@ from fastclip.data.pairs import SourceError
 from fastclip.data.tokenize import Tokenizer
 from fastclip.distributed.world import World
 from fastclip.model import TwoTowers
-from fastclip.progress import progress
+from fastclip.terminal import progress
 from fastclip.text import did_you_mean
 
 

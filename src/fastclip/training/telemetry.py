@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from contextlib import suppress
 from typing import Protocol
 
 from fastclip.run.metrics import MetricsFile, read_metrics
-from fastclip.training.display import Plan, open_display
+from fastclip.training.display import Display, Plan
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +44,12 @@ class Telemetry:
         if wandb_project is not None:
             self._sinks.append(_WeightsAndBiases(plan, wandb_project, config or {}))
         past = read_metrics(path) if plan.start_step and path.exists() else []
-        self._display = open_display(plan, [record for record in past if "evaluation" in record])
+        self._display = Display(plan, [record for record in past if "evaluation" in record])
         self._closed = False
 
     def tick(self, step: int) -> None:
         """After each step, of which `step` are done now: moves the bars, twice a second at most."""
-        with suppress(OSError):  # a terminal that has gone
-            self._display.tick(step)
+        self._display.tick(step)
 
     def log(self, record: dict) -> None:
         """Tell a training record."""
@@ -59,21 +57,18 @@ class Telemetry:
         spent = record.get("time", {})
         values = {f"train/{name}": value for name, value in record.items() if name not in ("step", "time")}
         self._send(record["step"], values | {f"time/{name}": value for name, value in spent.items()})
-        with suppress(OSError):
-            self._display.log(record)
+        self._display.log(record)
 
     def evaluated(self, record: dict) -> None:
         """Tell the values of an evaluation; "best" says whether it is the best so far."""
         self._metrics.write(record)
         values = {f"evaluation/{name}": value for name, value in record["evaluation"].items()}
         self._send(record["step"], values)
-        with suppress(OSError):
-            self._display.evaluated(record)
+        self._display.evaluated(record)
 
     def message(self, text: str) -> None:
         """A line for people, above the live display."""
-        with suppress(OSError):
-            self._display.message(text)
+        self._display.message(text)
 
     def close(self) -> None:
         """Show and write what is left; safe to call twice."""
@@ -89,8 +84,7 @@ class Telemetry:
         if self._closed:
             return
         self._closed = True
-        with suppress(OSError):
-            self._display.close()
+        self._display.close()
         self._metrics.flush()
         for sink in self._sinks:
             try:

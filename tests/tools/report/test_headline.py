@@ -1,7 +1,7 @@
 """The big numbers say what the records say, in words."""
 
 from fastclip.run.folder import read_run
-from fastclip.tools.report.headline import duration, headline, in_words
+from fastclip.tools.report.headline import headline, in_words
 from tests.tools.report.folders import PAIRS, make_run
 
 
@@ -56,7 +56,3 @@ def test_a_run_without_records_has_no_figures_of_them(tmp_path):
 def test_measures_are_told_in_words():
     assert in_words("image_retrieval_recall@5") == "of captions find their own picture among the first 5"
     assert in_words("twemoji_words/acc1") == "of pictures are given the right class, in twemoji_words"
-
-
-def test_a_duration_has_its_two_largest_units():
-    assert [duration(s) for s in (7.4, 61, 3660, 90000)] == ["7 s", "1 min 1 s", "1 h 1 min", "1 d 1 h"]

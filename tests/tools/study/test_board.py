@@ -1,12 +1,13 @@
 """What is told of a study while it runs."""
 
+import io
 import json
-import sys
 
 import pytest
 from rich.console import Console
 
-from fastclip.tools.study.board import Board, duration
+from fastclip.tools.study.board import Board
+from tests.terminals import on_terminal
 
 
 @pytest.fixture
@@ -14,7 +15,7 @@ def board(monkeypatch):
     """With a clock of its own, `now`."""
     monkeypatch.setattr(Board, "now", 100.0, raising=False)
     board = Board.__new__(Board)
-    monkeypatch.setattr("fastclip.tools.study.board.time.monotonic", lambda: board.now)
+    monkeypatch.setattr("fastclip.terminal.time.monotonic", lambda: board.now)
     board.__init__(["a", "b", "c", "d"], at_once=2)
     return board
 
@@ -27,8 +28,9 @@ def write(folder, *records):
 
 
 def drawn(board):
-    console = Console(width=100, record=True, file=sys.stderr)
-    console.print(board.render())
+    console = Console(width=100, record=True, file=io.StringIO())
+    board._move_bars()
+    console.print(board.view.get_renderable())
     return console.export_text()
 
 
@@ -42,7 +44,7 @@ def test_a_pipe_gets_a_line_for_each_event(tmp_path, board, capsys):
     out, told = capsys.readouterr()
     assert not out
     assert told.splitlines() == [
-        "started b", "started c, goes on after step 7", "done b, after 2 min",
+        "started b", "started c, goes on after step 7", "done b, after 2 min 10 s",
         "failed c:", "  no memory", "  (exit code 1)",
     ]  # fmt: skip
 
@@ -57,8 +59,8 @@ def test_a_line_now_and_then_says_how_far_it_is(tmp_path, board, capsys):
         board.refresh()
         board.refresh()
     told = capsys.readouterr().err.splitlines()[1:]
-    # a quarter took 100 s: another 200 s for this run; and 3 runs of 300 s two at once
-    assert told == ["0 of 4 runs done; running: a 50%; about 9 min left"]
+    # a quarter took 100 s: another 200 s for this run; and 3 runs of 400 s two at once
+    assert told == ["0 of 4 runs done; running: a 50%; about 11 min 40 s left"]
 
 
 def test_a_terminal_gets_a_table_of_what_runs(tmp_path, board):
@@ -74,6 +76,36 @@ def test_a_terminal_gets_a_table_of_what_runs(tmp_path, board):
     assert "1 failed" in text
     assert "scoring" in text
     assert "step 1,500" not in text
+
+
+def test_a_terminal_shows_the_bars_in_place_and_failures_above(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("fastclip.terminal.time.monotonic", lambda: now[0])
+    shown = on_terminal(monkeypatch, width=100)
+    names = [f"[{i}]" for i in range(20)]
+    with Board(names, at_once=15) as board:
+        board.failed("[0]", ["no memory"])
+        for name in names[1:15]:
+            board.started(name, tmp_path / name, 4)
+        for name in names[1:15]:
+            write(tmp_path / name, (10, 1.0))
+        board.scoring("[2]")
+        now[0] += 100
+        board.refresh()
+        text = drawn(board)
+        assert "and 2 more" in text
+        lines = {line.split()[0]: line for line in text.splitlines()}
+        assert lines["0"].startswith("0 of 20 runs done, 1 failed")
+        assert "eta" in lines["0"]
+        assert "eta –" not in lines["0"]
+        assert "25% step 10 eta 5 min" in " ".join(lines["[1]"].split())  # a quarter took 100 s
+        assert lines["[2]"].rstrip().endswith("scoring")
+        board.done("[1]", seconds=100)
+        assert "[1]" not in drawn(board)
+    sent = shown.getvalue()
+    assert "failed [0]:\n  no memory" in sent
+    assert "started" not in sent
+    assert "step 10" in sent
 
 
 def test_metrics_that_are_broken_or_missing_count_as_nothing(tmp_path, board):
@@ -96,7 +128,3 @@ def test_a_terminal_that_is_gone_stops_nothing(board, monkeypatch):
         board.message("to nobody")
         board.failed("a", ["to nobody"])
     assert board.rows["a"].state == "failed"
-
-
-def test_durations_are_short():
-    assert [duration(x) for x in (None, 12.4, 150, 7200)] == ["–", "12 s", "2 min", "2.0 h"]

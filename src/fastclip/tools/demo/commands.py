@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastclip.progress import progress
+from fastclip.terminal import progress
 
 if TYPE_CHECKING:
     from fastclip.run.folder import EvaluationPairs

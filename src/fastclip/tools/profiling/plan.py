@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fastclip.config.options import TrainConfig
 from fastclip.config.resolved import loss_row
-from fastclip.progress import progress
+from fastclip.terminal import progress
 from fastclip.tools.profiling.fitting import fitted, model_errors
 from fastclip.tools.profiling.job import Job
 from fastclip.tools.profiling.memory import (

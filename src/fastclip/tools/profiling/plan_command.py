@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -55,12 +54,11 @@ def plan(words: list[str]) -> None:
     if given.json:
         print(json.dumps(as_dict(made, told), indent=2))
         return
-    from rich.console import Console
+    from fastclip.terminal import console
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
     for table in tables(made):
-        console.print(table)
-        console.print()
+        console().print(table)
+        print()
     print("\n".join(told))
 
 
@@ -160,7 +158,7 @@ def _pairs(given: Namespace, config: TrainConfig) -> int | None:
         setting = SETTINGS.get(_recipe(given))
         return None if setting is None else setting.pairs
     from fastclip.data.manifest import open_manifest
-    from fastclip.progress import progress
+    from fastclip.terminal import progress
 
     columns = {"image_column": config.data.image_column, "caption_column": config.data.caption_column}
     try:

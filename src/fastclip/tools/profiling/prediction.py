@@ -9,9 +9,9 @@ in a line.
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
+from fastclip.text import did_you_mean
 from fastclip.tools.profiling.network import Beyond, Network, StepTime, line_behind, predict_step
 from fastclip.tools.profiling.traffic import Traffic
 
@@ -31,8 +31,7 @@ NETWORKS = (*ETHERNET, *MEASURED)
 def check_network(name: str) -> None:
     """Refuse a name that is not known, before anything heavy is imported."""
     if name not in NETWORKS:
-        near = get_close_matches(name.lower(), NETWORKS, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name.lower(), NETWORKS)
         raise ValueError(f"--network {name} is unknown.{hint} Choose one of: {', '.join(NETWORKS)}.")
 
 

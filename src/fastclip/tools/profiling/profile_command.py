@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shlex
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -135,11 +134,10 @@ def _keep_and_show(found: dict, out: Path, as_json: bool) -> None:
 
 
 def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
-    from rich.console import Console
-
+    from fastclip.terminal import console
     from fastclip.tools.profiling.breakdown import as_table, sizes
 
-    Console(width=None if sys.stdout.isatty() else 160).print(as_table(profiles))
+    console().print(as_table(profiles))
     local = f"{profiles[0].batch // profiles[0].size:,} pairs a step on each worker"
     if len(sizes(profiles)) > 1:
         local += ", however many there are"

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from fastclip.config.resolved import Resolved
 from fastclip.distributed.world import World
-from fastclip.progress import progress
+from fastclip.terminal import progress
 from fastclip.tools.profiling.breakdown import WorkerProfile
 from fastclip.tools.profiling.collectives import bytes_sent
 from fastclip.tools.profiling.peak import PeakMemory

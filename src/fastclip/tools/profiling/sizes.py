@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fastclip.progress import progress
+from fastclip.terminal import progress
 from fastclip.tools.study.jobs import PROGRAM
 
 _PAUSE = 0.1  # seconds between two looks at the processes

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastclip.progress import progress
+from fastclip.terminal import progress
 
 if TYPE_CHECKING:
     from fastclip.model import TwoTowers

@@ -7,6 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from fastclip.run.folder import Run, number, timing
+from fastclip.text import duration
 
 _LONG_WAIT = 0.5  # share of the time: more readers would make the run faster
 
@@ -64,15 +65,6 @@ _WORDS = {
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """The two largest units."""
-    s = round(seconds)
-    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if s >= size:
-            return f"{s // size} {unit} {s % size // part} {below}"
-    return f"{s} s"
 
 
 def _score(run: Run) -> Figure | None:

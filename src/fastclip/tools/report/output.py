@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastclip.files import aside
-from fastclip.progress import progress
+from fastclip.terminal import progress
 from fastclip.tools.report.curves import Curve
 from fastclip.tools.report.plots import draw_png
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastclip.run.folder import Run, number, timing
+from fastclip.text import duration
 from fastclip.tools.report.curves import (
     EPOCHS,
     SAMPLES,
@@ -18,7 +19,6 @@ from fastclip.tools.report.curves import (
     short_name,
     time_axis,
 )
-from fastclip.tools.report.headline import duration
 from fastclip.tools.report.scores import group_scores
 from fastclip.tools.report.template import Page, drawn, fill
 from fastclip.tools.study.measures import IN_TRAINING
@@ -126,7 +126,7 @@ def _final_values(runs: list[Run], names: list[str]) -> Grid:
         scores = [number(evaluated.get(measure)) for measure in measures]
         elapsed, speed = timing(last, "elapsed"), timing(last, "samples_per_second")
         numbers = [_short(number(last.get(value))) for value in ("loss", "tau")]
-        clock = ["–" if elapsed is None else duration(elapsed), "–" if speed is None else f"{speed:,.0f}"]
+        clock = [duration(elapsed), "–" if speed is None else f"{speed:,.0f}"]
         shown = ["–" if score is None else f"{100 * score:.2f}" for score in scores]
         rows.append([Cell(text) for text in (name, *about, run.state().kind, *shown, *numbers, *clock)])
     for column in range(5, 5 + len(measures)):

@@ -6,7 +6,7 @@ import json as json_module
 from pathlib import Path
 from typing import Literal
 
-from fastclip.progress import progress
+from fastclip.terminal import progress
 
 
 def search(

@@ -11,7 +11,7 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
-from fastclip.progress import progress
+from fastclip.terminal import progress
 from fastclip.tools.study.arms import Arm, grid
 from fastclip.tools.study.plan import Study
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -199,9 +198,10 @@ def _print_list(study: Study, out: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps([row._asdict() for row in rows], indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from fastclip.terminal import console
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("run", "state", "options"):
@@ -209,7 +209,7 @@ def _print_list(study: Study, out: Path, as_json: bool) -> None:
     for row in rows:
         options = " ".join(f"{option}={value}" for option, value in row.values.items())
         table.add_row(row.name, row.state, Text(options))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    console().print(table)
     for row in rows:
         if row.error:
             print(f"\n{row.name}: {row.error}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fastclip.files import write_whole
+from fastclip.text import did_you_mean
 from fastclip.tools.study.arms import Arm, grid, identity, name_arms, number_or_as_it_is
 
 STUDY_FILE = "study.yaml"
@@ -217,10 +217,9 @@ def study_from(settings: dict[str, Any], where: str) -> Study:
     names = [one.name for one in fields(Study)]
     for name in settings:
         if name not in names:
-            near = get_close_matches(str(name), names, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(names)}."
-            more = " Options of `fastclip train` for all runs go under `set`." if not near else ""
-            raise ValueError(f"{where}: a study has no {name!r}.{hint}{more}")
+            hint = did_you_mean(name, names, cutoff=0.5)
+            hint = hint or f" There are {', '.join(names)}; options of `fastclip train` go under `set`."
+            raise ValueError(f"{where}: a study has no {name!r}.{hint}")
     try:
         return Study(**{name: value for name, value in settings.items() if value is not None})
     except ValueError as error:

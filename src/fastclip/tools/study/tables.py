@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from fastclip.config.options import BatchConfig, DataConfig, TrainConfig
-from fastclip.progress import progress
 from fastclip.run.folder import Run
+from fastclip.terminal import console, progress
 from fastclip.tools.study.arms import Arm, identity, slug
 from fastclip.tools.study.captions import EqualCaptions, equal_captions
 from fastclip.tools.study.measures import Measure, Scores, points, read_scores, training_measure
@@ -149,18 +149,14 @@ def find_baselines(arms: list[Arm], baseline: dict[str, object]) -> dict[str, st
 
 def print_study(out: Path, json: bool = False) -> None:
     """Show a study's tables, as far as its runs have come."""
-    from rich.console import Console
-
     from fastclip.tools.study.rendering import as_dict, for_terminal
 
     tables = study_tables(read_study(out))
     if json:
         print(json_module.dumps(as_dict(tables), indent=2))
         return
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
     for part in for_terminal(tables):
-        console.print(part, markup=False) if isinstance(part, str) else console.print(part)
+        console().print(part, markup=False) if isinstance(part, str) else console().print(part)
 
 
 def shown(value: object) -> str:

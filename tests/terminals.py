@@ -1,0 +1,18 @@
+"""A terminal that keeps what it was sent."""
+
+import io
+import sys
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def on_terminal(monkeypatch, width=80):
+    """Make stderr such a terminal. For tests, not for fixtures: pytest sets stderr again after them."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in {"TERM": "xterm", "COLUMNS": str(width), "LINES": "50"}.items():
+        monkeypatch.setenv(name, value)
+    return terminal
