@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastclip.config.collections import COLLECTIONS
 from fastclip.datasets import iconify
 from fastclip.datasets.build import Job, Record, begin, read_plan, run
 from fastclip.datasets.captions import captioner, words_of
@@ -21,8 +22,6 @@ from fastclip.files import write_whole
 log = logging.getLogger(__name__)
 
 EMOJI_TRAIN = ("noto", "noto-v1", "openmoji", "fluent-emoji", "fluent-emoji-flat")
-EMOJI_HELD_OUT = ("twemoji", "emojione", "fxemoji", "streamline-emojis", "fluent-emoji-high-contrast")
-ICONS_HELD_OUT = ("tabler", "carbon", "ion", "mdi")
 # A held-out set's drawings again (a fork, an older edition, one without colours): used nowhere.
 COPIES = ("famicons", "emojione-v1", "emojione-monotone")
 JOINED_NAMES = ("fxemoji",)  # sets that write names without hyphens
@@ -48,7 +47,7 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
     renderer = check_renderer()
     kept = read_plan(out) or {}
     tarball = iconify.fetch(wanted=kept.get("package"))
-    held_names = EMOJI_HELD_OUT if name == "emoji" else EMOJI_HELD_OUT + ICONS_HELD_OUT
+    held_names = COLLECTIONS[name].held_out
     sets = iconify.read(tarball, {*EMOJI_TRAIN, *held_names} if name == "emoji" else None)
     vocabulary = words_of(sets[prefix] for prefix in EMOJI_TRAIN if prefix in sets)
     pairs = {p: pairs_of(s, vocabulary) for p, s in sets.items() if p not in COPIES}
@@ -129,7 +128,7 @@ def held_out_tasks(icons: IconSet, pairs: Sequence[Pair]) -> list[Task]:
         for name in names:
             headings.setdefault(name, []).append(heading)
     named = [Named(pair.key, pair.caption, tuple(headings.get(pair.icon.name, ()))) for pair in pairs]
-    return tasks_of(icons.prefix, named, emoji=icons.prefix in EMOJI_HELD_OUT)
+    return tasks_of(icons.prefix, named, emoji=icons.prefix in COLLECTIONS["emoji"].held_out)
 
 
 def _task_jobs(out: Path, held_out: dict[str, tuple[list[Pair], list[Task]]]) -> list[Job]:

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fastclip.evaluation.tasks import SUITES, Mean, Suite, find_suite
 from fastclip.progress import progress
 
 if TYPE_CHECKING:
-    from fastclip.evaluation.tasks import Mean, Suite
     from fastclip.run.results import Result
 
 
@@ -22,7 +22,7 @@ def evaluate(
     model: str | None = None,
     tasks: str = "data/emoji/tasks",
     select: str | None = None,
-    suite: Literal["datacomp", "emoji", "icons"] | None = None,
+    suite: str | None = None,
     list: bool = False,
     pretrained: str | None = None,
     checkpoint: Literal["last", "best"] = "last",
@@ -50,7 +50,7 @@ def evaluate(
         tasks: a folder of task folders (CLIP_benchmark's and DataComp's layout), one task folder, a folder of
             CLASS/image files, or any pairs for retrieval.
         select: names of tasks, separated by commas; all if left out.
-        suite: datacomp, emoji or icons: only its tasks, and its means (for datacomp the paper's three).
+        suite: SUITES: only its tasks, and its means (for datacomp the paper's three).
         list: show which tasks are there, and of a suite which are missing, and score nothing.
         pretrained: weights for an open_clip name: a file, a folder or a tag.
         checkpoint: which checkpoint of a run.
@@ -60,8 +60,6 @@ def evaluate(
         workers: processes that decode images, for each worker.
         json: print JSON instead of a table.
     """
-    from fastclip.evaluation.tasks import find_suite
-
     chosen = find_suite(suite) if suite else None
     folders = _find_folders(tasks, chosen)
     missing = [row.folder for row in chosen.missing({*folders})] if chosen else []
@@ -88,6 +86,9 @@ def evaluate(
     failed = [result.task for result in results if result.error]
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
+
+
+evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
 
 
 def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:

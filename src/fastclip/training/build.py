@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fastclip.config.collections import COLLECTIONS
 from fastclip.config.options import DataConfig, TrainConfig, whole_batches
 from fastclip.config.resolved import loss_row, loss_settings, optim_row
 from fastclip.data.decode import Augment, Decoder, decoder
@@ -233,10 +234,10 @@ def _augment(config: TrainConfig, towers: TwoTowers) -> Augment:
 
 
 def _how_to_get(paths: list[str] | str) -> str:
-    """A line for who has not got a recipe's data yet."""
+    """How to get a recipe's data that is not there yet; empty for other data."""
     for path in [paths] if isinstance(paths, str) else paths:
         folder, name = [*path.split("/"), ""][:2]
-        if folder == "data" and name in ("emoji", "icons", "scenes") and not Path(path).exists():
+        if folder == "data" and name in COLLECTIONS and not Path(path).exists():
             return f" Get it with `fastclip data get {name}`."
     return ""
 
