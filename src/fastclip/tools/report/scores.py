@@ -53,7 +53,7 @@ def group_scores(results: list[Result]) -> list[Group]:
 
 
 def _suites(tasks: dict[str, Result]) -> list[str]:
-    """The fewest suites that hold the tasks: that of the icons has the emoji tasks too, and may do for both."""
+    """The fewest suites that hold the tasks: the icon suite has the emoji tasks too, and may do for both."""
     found = {name: {row.folder for row in find_suite(name).rows} & tasks.keys() for name in SUITES}
     chosen, left = set(), {*tasks}
     for name in sorted(SUITES, key=lambda name: len(found[name]), reverse=True):  # of equals the first
