@@ -103,13 +103,10 @@ def measure_of(folder: str, kind: str) -> str:
 
 def _read_datacomp() -> tuple[TaskRow, ...]:
     lines = (files("fastclip.evaluation") / "datacomp_tasks.csv").read_text().splitlines()
-    rows = []
-    for line in lines[1:]:
-        key, name, images, classes, measure, folder, group = line.split(",")
-        rows.append(
-            TaskRow(key, name, int(images), int(classes) if classes else None, measure, folder, group)
-        )
-    return tuple(rows)
+    return tuple(
+        TaskRow(key, name, int(images), int(classes) if classes else None, *rest)
+        for key, name, images, classes, *rest in (line.split(",") for line in lines[1:])
+    )
 
 
 def _held_out_rows(sets: Mapping[str, tuple[str, ...]]) -> tuple[TaskRow, ...]:
