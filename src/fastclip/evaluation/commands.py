@@ -73,19 +73,11 @@ def evaluate(
             f"--tasks {tasks} holds none of the {len(chosen.rows)} tasks of {suite}. --list names them, and "
             "docs/evaluation.md says how to get them."
         )
-    out = out or _results_folder(model)
-    results = _score_all(
-        model, _selected(folders, select), pretrained, checkpoint, out, precision, batch_size, workers
-    )
-    if results is None:  # worker 0 speaks
-        return
-    if json:
-        _print_json(results, chosen, missing)
-    else:
-        _print_table(results, chosen, missing)
-    failed = [result.task for result in results if result.error]
-    if failed:
-        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
+    folders, out = _selected(folders, select), out or _results_folder(model)
+    results = _score_all(model, folders, pretrained, checkpoint, out, precision, batch_size, workers)
+    if results is not None:  # worker 0 speaks
+        (_print_json if json else _print_table)(results, chosen, missing)
+        _check_scored(results)
 
 
 evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
@@ -180,6 +172,12 @@ def _score_all(
                 if world.main and done.get(result.key) != result:
                     append_result(file, result)
         return results if world.main else None
+
+
+def _check_scored(results: list[Result]) -> None:
+    failed = [result.task for result in results if result.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
 
 
 def _print_json(results: list[Result], suite: Suite | None, missing: list[str]) -> None:
