@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fastclip.datasets import NAMES, DataUnavailable, captions, get, iconify, icons, render, scenes, tasks
+from fastclip.config.collections import COLLECTIONS
+from fastclip.datasets import DataUnavailable, captions, get, iconify, icons, render, scenes, tasks
 
 pytest.importorskip("resvg_py")
 
@@ -42,10 +43,9 @@ def icon_set(prefix: str, names: list[str], **more: object) -> dict[str, object]
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that holds a tiny package: ten emoji sets, four icon sets to hold out, three more."""
-    sets = {p: icon_set(p, THINGS + PEOPLE) for p in (*icons.EMOJI_TRAIN, *icons.EMOJI_HELD_OUT)}
-    sets |= {
-        p: icon_set(p, [*THINGS, "bell", "bell-2"]) for p in (*icons.ICONS_HELD_OUT, "lucide", "famicons")
-    }
+    sets = {p: icon_set(p, THINGS + PEOPLE) for p in (*icons.EMOJI_TRAIN, *COLLECTIONS["emoji"].held_out)}
+    icon_sets = [p for p in COLLECTIONS["icons"].held_out if p not in sets]
+    sets |= {p: icon_set(p, [*THINGS, "bell", "bell-2"]) for p in (*icon_sets, "lucide", "famicons")}
     sets["noto"]["icons"] |= {  # type: ignore[operator]
         "ghost": {"body": '<rect width="9" height="9" fill="#fff"/>'},
         "broken": {"body": "<rect"},
@@ -187,7 +187,7 @@ def test_held_out_sets_are_never_in_training(emoji: Path, tmp_path: Path) -> Non
     assert "lucide_bell" in pairs
     assert "lucide_stolen" not in pairs  # the same picture as mdi's bell
     tested = {path.name.split("_")[0] for path in (out / "tasks").glob("*_retrieval")}
-    assert tested == {*icons.EMOJI_HELD_OUT, *icons.ICONS_HELD_OUT}
+    assert tested == {*COLLECTIONS["icons"].held_out}
     summary = json.loads((out / "complete.json").read_text())
     assert summary["left_out"]["same picture as one of a held-out set"] == 1
     assert summary["left_out"]["sets that copy a held-out one"] == ["famicons"]
@@ -231,7 +231,7 @@ def test_tasks_have_the_layout_that_clip_benchmark_reads(emoji: Path) -> None:
 
 def test_licences_of_all_sets_are_listed(emoji: Path) -> None:
     text = (emoji / "LICENSES.md").read_text()
-    for prefix in (*icons.EMOJI_TRAIN, *icons.EMOJI_HELD_OUT):
+    for prefix in (*icons.EMOJI_TRAIN, *COLLECTIONS["emoji"].held_out):
         line = next(line for line in text.splitlines() if line.startswith(f"| {prefix} |"))
         assert f"The {prefix} set" in line
         assert f"Ann of {prefix}" in line
@@ -410,8 +410,7 @@ def test_a_scene_shows_what_its_caption_says() -> None:
 
 
 def test_an_unknown_name_and_a_folder_in_use_are_refused(tmp_path: Path, emoji: Path) -> None:
-    assert list(NAMES) == ["emoji", "icons", "scenes"]
-    with pytest.raises(ValueError, match="Did you mean emoji"):
+    with pytest.raises(ValueError, match=r"emoji, icons, scenes\. Did you mean emoji\?"):
         get("emojis", tmp_path)
     with pytest.raises(FileExistsError, match="holds 'emoji', not 'icons'"):
         get("icons", emoji)

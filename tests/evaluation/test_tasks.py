@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from fastclip.datasets.icons import EMOJI_HELD_OUT, ICONS_HELD_OUT
+from fastclip.config.collections import COLLECTIONS
 from fastclip.evaluation.tasks import DEFAULT_MEASURE, SUITES, Mean, find_suite, measure_of
 
 DATACOMP = find_suite("datacomp")
@@ -125,17 +125,17 @@ def test_without_tasks_there_is_no_mean_and_no_zero():
 
 
 @pytest.mark.parametrize(
-    ("name", "sets", "groups"),
+    ("name", "groups"),
     [
-        ("emoji", EMOJI_HELD_OUT, {"retrieval": 5, "classification": 9, "hard": 5}),
-        ("icons", EMOJI_HELD_OUT + ICONS_HELD_OUT, {"retrieval": 9, "classification": 13, "hard": 7}),
+        ("emoji", {"retrieval": 5, "classification": 9, "hard": 5}),
+        ("icons", {"retrieval": 9, "classification": 13, "hard": 7}),
     ],
 )
-def test_the_emoji_and_icon_suites_ask_every_held_out_set(name, sets, groups):
+def test_the_emoji_and_icon_suites_ask_every_held_out_set(name, groups):
     suite = find_suite(name)
     assert len(suite.rows) == len({row.folder for row in suite.rows}) == sum(groups.values())
     assert Counter(row.group for row in suite.rows) == groups
-    for prefix in sets:
+    for prefix in COLLECTIONS[name].held_out:
         assert suite.row(f"{prefix}_retrieval").measure == "mean_recall@1"
     assert all(row.measure == "acc1" for row in suite.rows if row.group != "retrieval")
     means = suite.means({row.folder: 0.25 for row in suite.rows})
@@ -166,3 +166,5 @@ def test_an_unknown_suite_is_refused():
     assert SUITES == ("datacomp", "emoji", "icons")
     with pytest.raises(ValueError, match="suite='imagenet' must be one of datacomp, emoji, icons"):
         find_suite("imagenet")
+    with pytest.raises(ValueError, match=r"Did you mean emoji\?"):
+        find_suite("emojis")

@@ -237,3 +237,26 @@ def test_scores_in_training_that_were_not_finite_are_left_out_and_kinds_are_righ
         ("flickr_1k_test_image_text_retrieval", "retrieval", 0.5),
         ("wds_mnist_test", "classification", 0.25),
     ]
+
+
+@pytest.mark.parametrize("name", ["{{ 7*7 }}", "---", "a\n---\nb: [", "{% raw %}", "x: {y", "{# z #}"])
+def test_names_come_out_literally_whatever_they_hold(run, tmp_path, make, name):
+    copy = Path(shutil.copytree(run, tmp_path / name, symlinks=True))
+    record = {"step": 4, "evaluation": {f"{name}/acc1": 0.5, "mean_recall@1": 0.25}}
+    (copy / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    # Sets of the hub: a local path's part with braces would be taken for a pattern
+    config = {
+        "data.train": f"hf://datasets/jane/{name}/*.tar",
+        "evaluate.pairs": f"hf://datasets/jane/{name}",
+    }
+    card = make(run=copy, config=config | {"model.name": name, "model.pretrained": f"{name}.pt"})
+    assert f"\n# {name}\n" in card
+    assert f"trained by fastclip on `jane/{name}`." in card
+    assert f"| model | {name} |" in card
+    assert f"| started from | the weights `{name}.pt` |" in card
+    assert f"| {name} | `acc1` | 50.00 |  |" in card
+    head = ModelCard(card).data
+    assert head.library_name == "open_clip"
+    assert head.model_name == name
+    assert head.datasets == [f"jane/{name}"]
+    assert of_hub(card) == {(name, "acc1"): 0.5, (f"jane/{name}", "mean_recall@1"): 0.25}

@@ -8,17 +8,15 @@ import shutil
 from importlib import import_module
 from pathlib import Path
 
+from fastclip.config.collections import COLLECTIONS
 from fastclip.datasets.build import RECORDS, Record, finish, read_plan
 from fastclip.datasets.iconify import DataUnavailable
 from fastclip.files import built_once, cores, write_whole
 from fastclip.text import did_you_mean
 
-__all__ = ["NAMES", "DataUnavailable", "get"]
+__all__ = ["DataUnavailable", "get"]
 
 log = logging.getLogger(__name__)
-
-# Each collection, and the module here that builds it
-NAMES = {"emoji": "icons", "icons": "icons", "scenes": "scenes"}
 
 
 def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool = True) -> Path:
@@ -27,9 +25,9 @@ def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool =
     Training pairs go to `train/*.tar`, evaluation tasks to `tasks/`. An interrupted call is continued by
     the next, with the same result to the byte; a complete folder is left as it is.
     """
-    if name not in NAMES:
-        hint = did_you_mean(name, NAMES)
-        raise ValueError(f"There is no collection {name!r}; there are {', '.join(NAMES)}.{hint}")
+    if name not in COLLECTIONS:
+        hint = did_you_mean(name, COLLECTIONS)
+        raise ValueError(f"There is no collection {name!r}; there are {', '.join(COLLECTIONS)}.{hint}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: give 1 or more, or None for all cores.")
     with built_once(Path(out)):
@@ -44,8 +42,7 @@ def _get(name: str, out: Path, jobs: int, progress: bool) -> Path:
     if (out / "complete.json").exists():  # but it is not complete
         (out / RECORDS).mkdir(exist_ok=True)
         (out / "complete.json").unlink()
-    module = import_module(f"fastclip.datasets.{NAMES[name]}")
-    summary = module.build(name, out, workers=jobs, progress=progress)
+    summary = import_module(COLLECTIONS[name].module).build(name, out, workers=jobs, progress=progress)
     write_whole(out / "README.md", card(summary))
     finish(out, summary)
     log.info("%s: %s", out, _counts(summary))

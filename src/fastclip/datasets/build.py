@@ -14,7 +14,7 @@ import shutil
 import signal
 import tarfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -38,8 +38,7 @@ class Job:
     name: str
     work: Callable[..., Record]
     """A function of a module (workers import it) that writes files and returns what the summary needs."""
-    arguments: Callable[[], tuple[Any, ...]]
-    """Made when the job starts, so that those of all jobs are never in memory together."""
+    arguments: tuple[Any, ...]
     pictures: int
     """How many pictures it makes, for the progress bar."""
 
@@ -80,7 +79,7 @@ def run(jobs: Sequence[Job], out: Path, *, workers: int, progress: bool, label: 
         log.info("%s: continuing; %d of %d parts are there.", label, done, len(jobs))
     total = sum(job.pictures for job in jobs)
     before = total - sum(job.pictures for job, _ in todo)
-    with progress_bar(label, "pictures") if progress else nullcontext(_show_nothing) as update:
+    with progress_bar(label, "pictures") if progress else nullcontext(_nothing) as update:
 
         def show(made: int) -> None:
             update(before + made, total)
@@ -108,8 +107,27 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
     part.replace(path)
 
 
-def _perform(job_work: Callable[..., Record], arguments: tuple[Any, ...], record: Path) -> None:
-    write_whole(record, json.dumps(job_work(*arguments)))
+def write_pairs(path: Path, pairs: Iterable[tuple[str, bytes, str]], extension: str = "txt") -> None:
+    """A tar of pictures, KEY.png, each with its caption or label beside it, KEY.extension."""
+
+    def members() -> Iterator[tuple[str, bytes]]:
+        for key, png, text in pairs:
+            yield f"{key}.png", png
+            yield f"{key}.{extension}", text.encode()
+
+    write_tar(path, members())
+
+
+def shard_counts(shards: list[Record]) -> Record:
+    """What the summary says of the training shards."""
+    return {
+        "pairs": sum(record["pairs"] for record in shards),
+        "shards": {f"{i:05d}.tar": record["pairs"] for i, record in enumerate(shards)},
+    }
+
+
+def _perform(job: Job, record: Path) -> None:
+    write_whole(record, json.dumps(job.work(*job.arguments)))
 
 
 def _run_here(todo: list[tuple[Job, Path]], show: Callable[[int], None]) -> None:
@@ -124,7 +142,7 @@ def _run_here(todo: list[tuple[Job, Path]], show: Callable[[int], None]) -> None
     before, _on_tick = _on_tick, count
     try:
         for job, record in todo:
-            _perform(job.work, job.arguments(), record)
+            _perform(job, record)
     finally:
         _on_tick = before
 
@@ -137,7 +155,7 @@ def _run_in_pool(todo: list[tuple[Job, Path]], workers: int, show: Callable[[int
         try:
             while True:
                 for job, record in islice(waiting, workers + 1 - len(running)):  # one ready ahead
-                    running.add(pool.submit(_perform, job.work, job.arguments(), record))
+                    running.add(pool.submit(_perform, job, record))
                 if not running:
                     return
                 finished, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -170,12 +188,8 @@ def _enter_worker(made: Any, stop: Any) -> None:
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
-def _no_tick() -> None:
+def _nothing(*_: int) -> None:
     pass
 
 
-def _show_nothing(done: int, total: int) -> None:
-    pass
-
-
-_on_tick: Callable[[], None] = _no_tick
+_on_tick: Callable[[], None] = _nothing

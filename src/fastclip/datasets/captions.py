@@ -13,21 +13,10 @@ UNSEEN = {"regular", "baseline", "default", "linear", "remix", "pop", "print"}
 SIZE = re.compile(r"\d+(px|x\d+)?")
 # A number after these is what the picture shows; after others it may only count variants.
 COUNTED = {
-    *(
-        "number",
-        "numeric",
-        "digit",
-        "keycap",
-        "letter",
-        "dice",
-        "die",
-        "battery",
-        "level",
-        "counter",
-        "clock",
-    ),
-    *("time", "heading", "signal", "wifi", "grid", "exposure", "percentage", "rating", "looks", "brightness"),
-    *("multiplier", "h", "columns", "rows", "tally", "mark", "uv", "index", "forward", "backward", "replay"),
+    *("number", "numeric", "digit", "keycap", "letter", "dice", "die", "battery", "level", "counter"),
+    *("clock", "time", "heading", "signal", "wifi", "grid", "exposure", "percentage", "rating", "looks"),
+    *("brightness", "multiplier", "h", "columns", "rows", "tally", "mark", "uv", "index", "forward"),
+    *("backward", "replay"),
 }
 TONES = ("light", "medium-light", "medium", "medium-dark", "dark")
 TONE = re.compile(r"\b(medium light|medium dark|light|medium|dark) skin tone\b")

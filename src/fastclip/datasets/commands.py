@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+
+from fastclip.config.collections import COLLECTIONS
 
 
-def get(name: Literal["emoji", "icons", "scenes"], out: Path | None = None, jobs: int | None = None) -> None:
+def get(name: str, out: Path | None = None, jobs: int | None = None) -> None:
     """Get image-text pairs and evaluation tasks. It can be interrupted and called again.
 
     Args:
-        name: emoji, coloured emoji of five sets, to be tested on five others (a minute; needs npm);
-            icons, some 346,000 icons, to be tested on sets held out whole (ten minutes; needs npm);
-            scenes, captioned coloured shapes, generated in seconds (needs nothing).
+        name: COLLECTIONS.
         out: folder to write; data/NAME if left out.
         jobs: processes that render; all cores if left out.
     """
-
     from fastclip import datasets
 
     folder = datasets.get(name, out or Path("data") / name, jobs=jobs)
     print(f"{folder} is ready. Train on {folder / 'train'}, test on {folder / 'tasks'}.")
+
+
+get.__doc__ = str(get.__doc__).replace("COLLECTIONS", "; ".join(map(str, COLLECTIONS.values())))

@@ -66,9 +66,7 @@ def version_of(tarball: Path) -> str:
 def fetch(wanted: str | None = None) -> Path:
     """The tarball: version `wanted` if it is in the cache, else the newest there, else from npm."""
     cache = cache_folder()
-    there = {
-        version_of(path): path for path in cache.glob("iconify-json-*.tgz") if TARBALL.fullmatch(path.name)
-    }
+    there = {found[1]: path for path in cache.iterdir() if (found := TARBALL.fullmatch(path.name))}
     if wanted in there:
         return there[wanted]
     if there:

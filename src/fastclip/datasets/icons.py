@@ -6,23 +6,20 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from fastclip.config.collections import COLLECTIONS
 from fastclip.datasets import iconify
-from fastclip.datasets.build import Job, Record, begin, read_plan, run
+from fastclip.datasets.build import Job, Record, begin, read_plan, run, shard_counts
 from fastclip.datasets.captions import captioner, words_of
-from fastclip.datasets.iconify import Icon, IconSet
-from fastclip.datasets.render import SIZE, Drawing, check_renderer, render_shard, render_tasks
+from fastclip.datasets.iconify import IconSet
+from fastclip.datasets.render import SIZE, Pair, check_renderer, render_shard, render_tasks
 from fastclip.datasets.tasks import Named, Task, tasks_of
 from fastclip.files import write_whole
 
 log = logging.getLogger(__name__)
 
 EMOJI_TRAIN = ("noto", "noto-v1", "openmoji", "fluent-emoji", "fluent-emoji-flat")
-EMOJI_HELD_OUT = ("twemoji", "emojione", "fxemoji", "streamline-emojis", "fluent-emoji-high-contrast")
-ICONS_HELD_OUT = ("tabler", "carbon", "ion", "mdi")
 # A held-out set's drawings again (a fork, an older edition, one without colours): used nowhere.
 COPIES = ("famicons", "emojione-v1", "emojione-monotone")
 JOINED_NAMES = ("fxemoji",)  # sets that write names without hyphens
@@ -31,24 +28,12 @@ LEAST_SHARDS = 8  # so that a few workers have a few shards each
 LONGEST_KEY = 90  # a tar header holds 100 bytes
 
 
-@dataclass(frozen=True)
-class Pair:
-    """An icon and its caption; the key `set_name` is unique, for names hold no underscore."""
-
-    key: str
-    caption: str
-    icon: Icon
-
-    def drawing(self) -> Drawing:
-        return self.key, self.icon.svg(SIZE), self.caption
-
-
 def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
     """Make the folder's shards, tasks and list of licences; give the summary."""
     renderer = check_renderer()
     kept = read_plan(out) or {}
     tarball = iconify.fetch(wanted=kept.get("package"))
-    held_names = EMOJI_HELD_OUT if name == "emoji" else EMOJI_HELD_OUT + ICONS_HELD_OUT
+    held_names = COLLECTIONS[name].held_out
     sets = iconify.read(tarball, {*EMOJI_TRAIN, *held_names} if name == "emoji" else None)
     vocabulary = words_of(sets[prefix] for prefix in EMOJI_TRAIN if prefix in sets)
     pairs = {p: pairs_of(s, vocabulary) for p, s in sets.items() if p not in COPIES}
@@ -81,8 +66,7 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
 def _counts(shards: list[Record], tests: list[Record]) -> Record:
     tasks = {task: counts for record in tests for task, counts in record["tasks"].items()}
     return {
-        "pairs": sum(record["pairs"] for record in shards),
-        "shards": {f"{i:05d}.tar": record["pairs"] for i, record in enumerate(shards)},
+        **shard_counts(shards),
         "tasks": dict(sorted(tasks.items())),
         "skipped": dict(sorted(item for record in shards + tests for item in record["skipped"].items())),
     }
@@ -129,7 +113,7 @@ def held_out_tasks(icons: IconSet, pairs: Sequence[Pair]) -> list[Task]:
         for name in names:
             headings.setdefault(name, []).append(heading)
     named = [Named(pair.key, pair.caption, tuple(headings.get(pair.icon.name, ()))) for pair in pairs]
-    return tasks_of(icons.prefix, named, emoji=icons.prefix in EMOJI_HELD_OUT)
+    return tasks_of(icons.prefix, named, emoji=icons.prefix in COLLECTIONS["emoji"].held_out)
 
 
 def _task_jobs(out: Path, held_out: dict[str, tuple[list[Pair], list[Task]]]) -> list[Job]:
@@ -137,11 +121,7 @@ def _task_jobs(out: Path, held_out: dict[str, tuple[list[Pair], list[Task]]]) ->
     for prefix, (pairs, tasks) in held_out.items():
         asked = {key for task in tasks for key, _ in task.items}
         chosen = [pair for pair in pairs if pair.key in asked]
-
-        def arguments(chosen: list[Pair] = chosen, tasks: list[Task] = tasks) -> tuple[Any, ...]:
-            return out / "tasks", [pair.drawing() for pair in chosen], tasks
-
-        jobs.append(Job(f"tasks-{prefix}", render_tasks, arguments, len(chosen)))
+        jobs.append(Job(f"tasks-{prefix}", render_tasks, (out / "tasks", chosen, tasks), len(chosen)))
     return jobs
 
 
@@ -150,13 +130,8 @@ def _shard_jobs(out: Path, train: list[Pair], digests: set[str]) -> list[Job]:
     jobs = []
     for i in range(shards):
         part = train[len(train) * i // shards : len(train) * (i + 1) // shards]
-
-        def arguments(
-            path: Path = out / "train" / f"{i:05d}.tar", part: list[Pair] = part
-        ) -> tuple[Any, ...]:
-            return path, [pair.drawing() for pair in part], digests
-
-        jobs.append(Job(f"shard-{i:05d}", render_shard, arguments, len(part)))
+        path = out / "train" / f"{i:05d}.tar"
+        jobs.append(Job(f"shard-{i:05d}", render_shard, (path, part, digests), len(part)))
     return jobs
 
 

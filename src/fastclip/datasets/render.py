@@ -5,18 +5,25 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
-from fastclip.datasets.build import Record, tick, write_tar
-from fastclip.datasets.iconify import DataUnavailable
+from fastclip.datasets.build import Record, tick, write_pairs
+from fastclip.datasets.iconify import DataUnavailable, Icon
 from fastclip.datasets.tasks import Task, write_task
 
 SIZE = 64  # pixels: the tiny models read 32 to 64
 
-Drawing = tuple[str, str, str]
-"""key, svg, caption"""
+
+@dataclass(frozen=True)
+class Pair:
+    """An icon and its caption; the key `set_name` is unique, for names hold no underscore."""
+
+    key: str
+    caption: str
+    icon: Icon
 
 
 def check_renderer() -> str:
@@ -60,37 +67,33 @@ def digest(png: bytes) -> str:
     return hashlib.sha256(png).hexdigest()[:16]
 
 
-def render_shard(path: Path, drawings: Sequence[Drawing], held_out: Collection[str]) -> Record:
+def render_shard(path: Path, pairs: Sequence[Pair], held_out: Collection[str]) -> Record:
     """One training shard, without pictures that are also in a held-out set (by `held_out`, their digests)."""
-    skipped: dict[str, str] = {}
-    members: list[tuple[str, bytes]] = []
-    for key, svg, caption in drawings:
-        png = render(svg)
-        tick()
-        if isinstance(png, bytes) and digest(png) in held_out:
-            png = "held out"
-        if isinstance(png, str):
-            skipped[key] = png
-        else:
-            members += [(f"{key}.png", png), (f"{key}.txt", caption.encode())]
-    write_tar(path, members)
-    return {"pairs": len(members) // 2, "skipped": skipped}
+    pictures, skipped = _render_all(pairs, held_out)
+    write_pairs(path, ((p.key, pictures[p.key], p.caption) for p in pairs if p.key in pictures))
+    return {"pairs": len(pictures), "skipped": skipped}
 
 
-def render_tasks(folder: Path, drawings: Sequence[Drawing], tasks: Sequence[Task]) -> Record:
+def render_tasks(folder: Path, pairs: Sequence[Pair], tasks: Sequence[Task]) -> Record:
     """The tasks of one held-out set; each picture is rendered once."""
+    pictures, skipped = _render_all(pairs)
+    counts = {task.name: write_task(folder / task.name, task, pictures) for task in tasks}
+    return {"tasks": counts, "skipped": skipped, "digests": sorted({*map(digest, pictures.values())})}
+
+
+def _render_all(
+    pairs: Sequence[Pair], held_out: Collection[str] = ()
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Pictures by key, and why the others are left out."""
     pictures: dict[str, bytes] = {}
     skipped: dict[str, str] = {}
-    for key, svg, _ in drawings:
-        png = render(svg)
+    for pair in pairs:
+        png = render(pair.icon.svg(SIZE))
         tick()
         if isinstance(png, str):
-            skipped[key] = png
+            skipped[pair.key] = png
+        elif digest(png) in held_out:
+            skipped[pair.key] = "held out"
         else:
-            pictures[key] = png
-    counts = {task.name: write_task(folder / task.name, task, pictures) for task in tasks}
-    return {
-        "tasks": counts,
-        "skipped": skipped,
-        "digests": sorted({digest(png) for png in pictures.values()}),
-    }
+            pictures[pair.key] = png
+    return pictures, skipped

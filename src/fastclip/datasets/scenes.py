@@ -7,14 +7,14 @@ for colours and shapes in new compositions.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import cos, pi, sin
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from fastclip.datasets.build import Job, Record, begin, run, tick, write_tar
+from fastclip.datasets.build import Job, Record, begin, run, shard_counts, tick, write_pairs
 from fastclip.datasets.render import SIZE, encode
 from fastclip.datasets.tasks import Task, write_task
 from fastclip.files import write_whole
@@ -41,6 +41,9 @@ RELATIONS = {
     **{"to the left of": ((0.25, 0.5), (0.75, 0.5)), "to the right of": ((0.75, 0.5), (0.25, 0.5))},
 }
 
+Examples = Iterator[tuple[str, bytes]]
+"""A caption or a class, and its picture."""
+
 
 @dataclass(frozen=True)
 class Thing:
@@ -57,18 +60,17 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
     """Make the folder's shards and tasks; give the summary."""
     begin(out, {"name": name, "seed": SEED, "version": VERSION, "pairs": TRAIN, "size": SIZE})
     count = TRAIN // SHARDS
-    jobs = [Job("tasks", draw_tasks, lambda: (out / "tasks",), 4 * TEST)]
+    jobs = [Job("tasks", draw_tasks, (out / "tasks",), 4 * TEST)]
     for i in range(SHARDS):
         path = out / "train" / f"{i:05d}.tar"
-        jobs.append(Job(f"shard-{i:05d}", draw_shard, lambda path=path, i=i: (path, i, count), count))  # type: ignore[misc]
+        jobs.append(Job(f"shard-{i:05d}", draw_shard, (path, i, count), count))
     tasks, *shards = run(jobs, out, workers=workers, progress=progress, label=name)
     write_whole(out / "LICENSES.md", "# Licences\n\nDrawn by fastclip; nobody else's work is in them.\n")
     return {
         "name": name,
         "seed": SEED,
         "picture": f"{SIZE}x{SIZE} RGB PNG on white",
-        "pairs": sum(record["pairs"] for record in shards),
-        "shards": {f"{i:05d}.tar": record["pairs"] for i, record in enumerate(shards)},
+        **shard_counts(shards),
         "tasks": tasks["tasks"],
         "left_out": {"compositions kept for the tasks": sorted(" ".join(pair) for pair in HELD_OUT)},
     }
@@ -77,7 +79,7 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
 def draw_shard(path: Path, shard: int, count: int) -> Record:
     """Scenes of one or two things; half of the captions leave out sizes, some leave out colours."""
     rng = random.Random(f"scenes {SEED} train {shard}")
-    members: list[tuple[str, bytes]] = []
+    pairs: list[tuple[str, bytes, str]] = []
     for i in range(count):
         first, second = (_thing(rng, held_out=False) for _ in range(2))
         said = {"size": rng.random() < 0.5, "colour": rng.random() < 0.85}
@@ -87,79 +89,69 @@ def draw_shard(path: Path, shard: int, count: int) -> Record:
             caption = first.words(**said) + (f" {place}" if rng.random() < 0.5 else "")
         else:
             relation = rng.choice(list(RELATIONS))
-            png = draw(rng, list(zip((first, second), RELATIONS[relation], strict=True)))
+            png = draw(rng, zip((first, second), RELATIONS[relation], strict=True))
             caption = f"{first.words(**said)} {relation} {second.words(**said)}"
-        key = f"{shard:02d}{i:06d}"
-        members += [(f"{key}.png", png), (f"{key}.txt", caption.encode())]
+        pairs.append((f"{shard:02d}{i:06d}", png, caption))
         tick()
-    write_tar(path, members)
+    write_pairs(path, pairs)
     return {"pairs": count}
 
 
 def draw_tasks(folder: Path) -> Record:
     """Retrieval of whole sentences; classification of colour, of shape, of the relation of two shapes."""
+    shapes = tuple(f"a {{c}} {shape}" for shape in SHAPES)
+    colours = ("a {c}", *(Thing("", colour, "{c}").words(size=False) for colour in COLOURS))
+    asked: tuple[tuple[str, Callable[[random.Random], Examples], tuple[str, ...], tuple[str, ...]], ...] = (
+        ("retrieval", _sentences, (), ()),
+        ("colour", _colours, tuple(COLOURS), shapes),
+        ("shape", _shapes, SHAPES, colours),
+        ("relation", _relations, tuple(RELATIONS), ("a circle {c} a square",)),
+    )
     counts = {}
-    for make in (_retrieval, _colour, _shape, _relation):
-        rng = random.Random(f"scenes {SEED} {make.__name__}")
-        task, pictures = make(rng)
+    for name, make, classes, templates in asked:
+        answers, pictures = [], {}
+        for i, (answer, png) in enumerate(make(random.Random(f"scenes {SEED} _{name}"))):
+            answers.append((f"{i:06d}", answer))
+            pictures[f"{i:06d}"] = png
+            tick()
+        task = Task(
+            f"scenes_{name}", "classification" if classes else "retrieval", tuple(answers), classes, templates
+        )
         counts[task.name] = write_task(folder / task.name, task, pictures)
     return {"tasks": dict(sorted(counts.items()))}
 
 
-def _retrieval(rng: random.Random) -> tuple[Task, dict[str, bytes]]:
-    items: list[tuple[str, str]] = []
-    pictures, seen = {}, set()
-    while len(items) < TEST:
+def _sentences(rng: random.Random) -> Examples:
+    seen: set[str] = set()
+    while len(seen) < TEST:
         pair = [_thing(rng, held_out=True), _thing(rng, held_out=rng.random() < 0.5)]
         relation = rng.choice(list(RELATIONS))
         caption = f"{pair[0].words()} {relation} {pair[1].words()}"
-        if caption in seen:
-            continue
-        seen.add(caption)
-        key = f"{len(items):06d}"
-        pictures[key] = draw(rng, list(zip(pair, RELATIONS[relation], strict=True)))
-        items.append((key, caption))
-        tick()
-    return Task("scenes_retrieval", "retrieval", tuple(items)), pictures
+        if caption not in seen:
+            seen.add(caption)
+            yield caption, draw(rng, zip(pair, RELATIONS[relation], strict=True))
 
 
-def _colour(rng: random.Random) -> tuple[Task, dict[str, bytes]]:
-    templates = tuple(f"a {{c}} {shape}" for shape in SHAPES)
-    items, pictures = [], {}
-    for key, thing, png in _single(rng):
-        items.append((key, thing.colour))
-        pictures[key] = png
-    return Task("scenes_colour", "classification", tuple(items), tuple(COLOURS), templates), pictures
+def _colours(rng: random.Random) -> Examples:
+    return ((thing.colour, png) for thing, png in _single(rng))
 
 
-def _shape(rng: random.Random) -> tuple[Task, dict[str, bytes]]:
-    templates = ("a {c}", *(f"{Thing('', colour, '{c}').words(size=False)}" for colour in COLOURS))
-    items, pictures = [], {}
-    for key, thing, png in _single(rng):
-        items.append((key, thing.shape))
-        pictures[key] = png
-    return Task("scenes_shape", "classification", tuple(items), SHAPES, templates), pictures
+def _shapes(rng: random.Random) -> Examples:
+    return ((thing.shape, png) for thing, png in _single(rng))
 
 
-def _single(rng: random.Random) -> Iterator[tuple[str, Thing, bytes]]:
-    for i in range(TEST):
+def _single(rng: random.Random) -> Iterator[tuple[Thing, bytes]]:
+    for _ in range(TEST):
         thing = _thing(rng, held_out=True)
-        yield f"{i:06d}", thing, draw(rng, [(thing, rng.choice(list(PLACES.values())))])
-        tick()
+        yield thing, draw(rng, [(thing, rng.choice(list(PLACES.values())))])
 
 
-def _relation(rng: random.Random) -> tuple[Task, dict[str, bytes]]:
+def _relations(rng: random.Random) -> Examples:
     """A circle and a square of any colours: only where they stand tells the classes apart."""
-    items, pictures = [], {}
-    for i in range(TEST):
+    for _ in range(TEST):
         pair = [_thing(rng, held_out=None, shape=shape) for shape in ("circle", "square")]
         relation = rng.choice(list(RELATIONS))
-        key = f"{i:06d}"
-        pictures[key] = draw(rng, list(zip(pair, RELATIONS[relation], strict=True)))
-        items.append((key, relation))
-        tick()
-    templates = ("a circle {c} a square",)
-    return Task("scenes_relation", "classification", tuple(items), tuple(RELATIONS), templates), pictures
+        yield relation, draw(rng, zip(pair, RELATIONS[relation], strict=True))
 
 
 def _thing(rng: random.Random, held_out: bool | None, shape: str | None = None) -> Thing:
@@ -170,7 +162,7 @@ def _thing(rng: random.Random, held_out: bool | None, shape: str | None = None) 
             return thing
 
 
-def draw(rng: random.Random, things: list[tuple[Thing, tuple[float, float]]]) -> bytes:
+def draw(rng: random.Random, things: Iterable[tuple[Thing, tuple[float, float]]]) -> bytes:
     """A PNG of the things, each near its place and about its size."""
     picture = Image.new("RGB", (CANVAS, CANVAS), "white")
     pen = ImageDraw.Draw(picture)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastclip.datasets.build import write_tar
+from fastclip.datasets.build import write_pairs
 from fastclip.datasets.captions import TONE, TONES
-from fastclip.files import aside, write_whole
+from fastclip.files import write_whole, written_aside
 
 LEAST = 10  # examples of a class word, or countries of a flag task
 LEAST_WORDS = 5  # classes of a word task: fewer ask nothing
@@ -23,17 +22,7 @@ AFTER_HEAD = {
 }
 # First words of icon names that name no picture: brands, and families of products or diagrams.
 NOT_A_THING = {
-    "brand",
-    "logo",
-    "logos",
-    "social",
-    "google",
-    "microsoft",
-    "ibm",
-    "cics",
-    "bpmn",
-    "symbol",
-    "sign",
+    *("brand", "logo", "logos", "social", "google", "microsoft", "ibm", "cics", "bpmn", "symbol", "sign"),
 }
 
 
@@ -85,19 +74,14 @@ def words(name: str, named: Sequence[Named], *, emoji: bool) -> Task | None:
     """
     heads = {one: head(one.caption, emoji=emoji) for one in named}
     common = {word for word, n in Counter(heads.values()).items() if word and n >= LEAST}
-    items = [
-        (one.key, heads[one])
-        for one in named
-        if heads[one] in common and _mentions(one, common) == {heads[one]}
-    ]
-    task = _classification(name, items, ["{c}"], least=LEAST)
-    return task if task and len(task.classes) >= LEAST_WORDS else None
+    items = [(one.key, heads[one]) for one in named if _mentions(one, common) == {heads[one]}]
+    return _classification(name, items, ["{c}"], least=LEAST, least_classes=LEAST_WORDS)
 
 
 def _mentions(one: Named, common: set[str]) -> set[str]:
-    return {
-        w for word in one.caption.split() for w in (word, word.removesuffix("s"), f"{word}s") if w in common
-    }
+    """The class words in a name, in the singular or the plural."""
+    words = one.caption.split()
+    return common & {form for word in words for form in (word, word.removesuffix("s"), f"{word}s")}
 
 
 def head(caption: str, *, emoji: bool) -> str:
@@ -119,8 +103,7 @@ def flags(name: str, named: Sequence[Named]) -> Task | None:
             items.append((one.key, found[1]))
         elif "Flags" in one.categories and not re.search(r"flag|regional ?indicator", one.caption):
             items.append((one.key, one.caption))
-    task = _classification(name, items, ["flag {c}"])
-    return task if task and len(task.classes) >= LEAST else None
+    return _classification(name, items, ["flag {c}"], least_classes=LEAST)
 
 
 def skin_tones(name: str, named: Sequence[Named]) -> Task | None:
@@ -145,11 +128,12 @@ def _classification(
     items: Sequence[tuple[str, str]],
     templates: Sequence[str],
     least: int = 1,
+    least_classes: int = 2,
     order: Sequence[str] | None = None,
 ) -> Task | None:
     sizes = Counter(label for _, label in items)
     classes = [label for label in order or sorted(sizes) if sizes[label] >= least]
-    if len(classes) < 2:
+    if len(classes) < least_classes:
         return None
     kept = tuple((key, label) for key, label in items if label in set(classes))
     return Task(name, "classification", kept, tuple(classes), tuple(templates))
@@ -158,20 +142,16 @@ def _classification(
 def write_task(folder: Path, task: Task, pictures: Mapping[str, bytes]) -> dict[str, Any]:
     """Write the folder whole; items whose picture is missing are left out. Gives its counts."""
     items = [(key, answer) for key, answer in task.items if key in pictures]
-    part = aside(folder)
-    shutil.rmtree(part, ignore_errors=True)
-    (part / "test").mkdir(parents=True)
-    write_whole(part / "dataset_type.txt", f"{task.kind}\n")
-    write_whole(part / "test" / "nshards.txt", "1\n")
-    if task.kind == "classification":
-        write_whole(part / "classnames.txt", "".join(f"{name}\n" for name in task.classes))
-        write_whole(part / "zeroshot_classification_templates.txt", "".join(f"{t}\n" for t in task.templates))
-    number = {name: i for i, name in enumerate(task.classes)}
-    members = []
-    for key, answer in items:
-        target = (f"{key}.txt", answer) if task.kind == "retrieval" else (f"{key}.cls", str(number[answer]))
-        members += [(f"{key}.png", pictures[key]), (target[0], target[1].encode())]
-    write_tar(part / "test" / "0.tar", members)
-    shutil.rmtree(folder, ignore_errors=True)
-    part.replace(folder)
+    numbers = {name: str(i) for i, name in enumerate(task.classes)}
+    pairs = ((key, pictures[key], numbers[answer] if numbers else answer) for key, answer in items)
+    with written_aside(folder) as part:
+        (part / "test").mkdir()
+        write_whole(part / "dataset_type.txt", f"{task.kind}\n")
+        write_whole(part / "test" / "nshards.txt", "1\n")
+        if task.kind == "classification":
+            write_whole(part / "classnames.txt", "".join(f"{name}\n" for name in task.classes))
+            write_whole(
+                part / "zeroshot_classification_templates.txt", "".join(f"{t}\n" for t in task.templates)
+            )
+        write_pairs(part / "test" / "0.tar", pairs, "txt" if task.kind == "retrieval" else "cls")
     return {"kind": task.kind, "pictures": len(items), "classes": len(task.classes)}

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fastclip.evaluation.tasks import SUITES, Mean, Suite, find_suite
 from fastclip.terminal import console, progress
 
 if TYPE_CHECKING:
-    from fastclip.evaluation.tasks import Mean, Suite
     from fastclip.run.results import Result
 
 
@@ -21,7 +21,7 @@ def evaluate(
     model: str | None = None,
     tasks: str = "data/emoji/tasks",
     select: str | None = None,
-    suite: Literal["datacomp", "emoji", "icons"] | None = None,
+    suite: str | None = None,
     list: bool = False,
     pretrained: str | None = None,
     checkpoint: Literal["last", "best"] = "last",
@@ -49,7 +49,7 @@ def evaluate(
         tasks: a folder of task folders (CLIP_benchmark's and DataComp's layout), one task folder, a folder of
             CLASS/image files, or any pairs for retrieval.
         select: names of tasks, separated by commas; all if left out.
-        suite: datacomp, emoji or icons: only its tasks, and its means (for datacomp the paper's three).
+        suite: SUITES: only its tasks, and its means (for datacomp the paper's three).
         list: show which tasks are there, and of a suite which are missing, and score nothing.
         pretrained: weights for an open_clip name: a file, a folder or a tag.
         checkpoint: which checkpoint of a run.
@@ -59,8 +59,6 @@ def evaluate(
         workers: processes that decode images, for each worker.
         json: print JSON instead of a table.
     """
-    from fastclip.evaluation.tasks import find_suite
-
     chosen = find_suite(suite) if suite else None
     folders = _find_folders(tasks, chosen)
     missing = [row.folder for row in chosen.missing({*folders})] if chosen else []
@@ -74,19 +72,14 @@ def evaluate(
             f"--tasks {tasks} holds none of the {len(chosen.rows)} tasks of {suite}. --list names them, and "
             "docs/evaluation.md says how to get them."
         )
-    out = out or _results_folder(model)
-    results = _score_all(
-        model, _selected(folders, select), pretrained, checkpoint, out, precision, batch_size, workers
-    )
-    if results is None:  # worker 0 speaks
-        return
-    if json:
-        _print_json(results, chosen, missing)
-    else:
-        _print_table(results, chosen, missing)
-    failed = [result.task for result in results if result.error]
-    if failed:
-        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
+    folders, out = _selected(folders, select), out or _results_folder(model)
+    results = _score_all(model, folders, pretrained, checkpoint, out, precision, batch_size, workers)
+    if results is not None:  # worker 0 speaks
+        (_print_json if json else _print_table)(results, chosen, missing)
+        _check_scored(results)
+
+
+evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
 
 
 def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:
@@ -170,6 +163,12 @@ def _score_all(
                 if world.main and done.get(result.key) != result:
                     append_result(file, result)
         return results if world.main else None
+
+
+def _check_scored(results: list[Result]) -> None:
+    failed = [result.task for result in results if result.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
 
 
 def _print_json(results: list[Result], suite: Suite | None, missing: list[str]) -> None:

@@ -106,7 +106,7 @@ class Encoder:
 
     def images(self, pictures: Pictures, progress: Callable[[int, int], None] | None = None) -> ImageFeatures:
         """Features of all images but the broken ones, which are named; none at all is an error."""
-        first, last = self._part(-(-len(pictures) // self.batch_size))
+        first, last = self._batches(len(pictures))
         ends = [min(number * self.batch_size, len(pictures)) for number in range(first, last + 1)]
         loader = DataLoader(
             _ImageBatches(pictures, self.transform, self.batch_size),
@@ -140,33 +140,37 @@ class Encoder:
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """Features of all texts."""
-        first, last = self._part(-(-len(texts) // self.batch_size))
+        first, last = self._batches(len(texts))
         parts = []
         with self._failing_together(), self._evaluating():
             for number in range(first, last):
-                tokens = self.tokenizer(
-                    list(texts[number * self.batch_size : (number + 1) * self.batch_size])
-                )
+                start = number * self.batch_size
+                tokens = self.tokenizer(list(texts[start : start + self.batch_size]))
                 _check_tokens(tokens, self.clip)
                 tokens = tokens.to(self.device, non_blocking=True)
                 parts.append(self.clip.encode_text(tokens, normalize=True))
         return self._joined(parts, len(texts))
 
+    def captions(self, captions: Sequence[list[str]]) -> tuple[Tensor, Tensor]:
+        """Features of every image's captions, image after image; and for each text the row of its image."""
+        counts = torch.tensor([len(lines) for lines in captions], device=self.device)
+        image_of_text = torch.arange(len(captions), device=self.device).repeat_interleave(counts)
+        return self.texts([line for lines in captions for line in lines]), image_of_text
+
     def pairs(self, manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> Features:
         """Features of a collection; a caption of several lines is several texts of one image."""
         pairs = _Pairs(manifest)
         found = self.images(pairs, progress)
-        captions = [pairs.texts(number) for number in found.kept_b.tolist()]
-        counts = torch.tensor([len(lines) for lines in captions], device=self.device)
-        image_of_text = torch.arange(len(captions), device=self.device).repeat_interleave(counts)
-        texts = self.texts([line for lines in captions for line in lines])
-        return Features(found.image_bd, texts, image_of_text, len(found.bad))
+        text_md, image_of_text = self.captions([pairs.texts(number) for number in found.kept_b.tolist()])
+        return Features(found.image_bd, text_md, image_of_text, len(found.bad))
 
     def all_agree(self, mine: bool) -> bool:
         """Whether it is so on every worker."""
         return all(self.world.gather(mine))
 
-    def _part(self, batches: int) -> tuple[int, int]:
+    def _batches(self, items: int) -> tuple[int, int]:
+        """The first batch of this worker, and the first that is not."""
+        batches = -(-items // self.batch_size)
         first, last = (batches * part // self.world.size for part in (self.world.rank, self.world.rank + 1))
         return first, last
 
@@ -217,11 +221,9 @@ class Encoder:
     def _joined(self, parts: list[Tensor], rows: int) -> Tensor:
         """Features of all workers one after another, in float32 or float64."""
         dtype = torch.promote_types(self.dtype, torch.float32)
-        flat = [
-            torch.empty(0, dtype=dtype, device=self.device)
-        ]  # a worker may have no part, nor know the width
-        flat += [part.flatten().to(dtype) for part in parts]
-        features = _gather(torch.cat(flat), self.world.size).view(rows, -1)
+        nothing = torch.empty(0, dtype=dtype, device=self.device)  # of a worker without a part
+        flat = torch.cat([nothing, *(part.flatten().to(dtype) for part in parts)])
+        features = _gather(flat, self.world.size).view(rows, -1)
         if not features.isfinite().all():
             raise ValueError("The model's features are not finite; its weights may be broken, or overflow.")
         return features
@@ -245,8 +247,7 @@ class _Pairs:
         return self.manifest.where(number)
 
     def texts(self, number: int) -> list[str]:
-        caption = self.manifest.caption_at(self.manifest.place(number))
-        return caption_lines(caption)
+        return caption_lines(self.manifest.caption_at(self.manifest.place(number)))
 
 
 class _Batch(NamedTuple):

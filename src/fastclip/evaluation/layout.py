@@ -186,20 +186,16 @@ def _open_class_folders(name: str, folder: Path, classes: list[Path]) -> Task:
         files = [ImagePlace(str(file)) for file in sorted(path.iterdir()) if _is_image(file)]
         images += files
         labels += [label] * len(files)
-    task = Task(name, "classification", images, labels=np.array(labels))
-    task.classnames = [path.name.replace("_", " ") for path in classes]
-    task.templates = list(DEFAULT_TEMPLATES)
-    if (folder / CLASSNAMES).exists():
-        task.classnames = _classnames(folder)
-    if (folder / TEMPLATES).exists():
-        task.templates = _templates(folder)
-    if not len(task.classnames) == len(classes) > 1:
+    folders = [path.name.replace("_", " ") for path in classes]
+    classnames = _classnames(folder) if (folder / CLASSNAMES).exists() else folders
+    templates = _templates(folder) if (folder / TEMPLATES).exists() else list(DEFAULT_TEMPLATES)
+    if not len(classnames) == len(classes) > 1:
         raise TaskError(
-            f"{folder} has {len(classes)} folders of images and {len(task.classnames)} class names. It needs "
+            f"{folder} has {len(classes)} folders of images and {len(classnames)} class names. It needs "
             f"two folders or more, and a line for each, in the order of their names, in {CLASSNAMES}, if "
             "there is such a file."
         )
-    return task
+    return Task(name, "classification", images, classnames, templates, np.array(labels))
 
 
 def _open_shards(name: str, folder: Path) -> Task:

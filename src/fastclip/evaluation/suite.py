@@ -68,26 +68,14 @@ def _open_together(name: str, folder: Path | str, encoder: Encoder) -> Task:
 
 
 def _score(
-    task: Task,
-    encoder: Encoder,
-    model_key: str,
-    key: str,
-    progress: Callable[[int, int], None] | None,
+    task: Task, encoder: Encoder, model_key: str, key: str, progress: Callable[[int, int], None] | None
 ) -> Result:
     features_key = digest([model_key, task.images_fingerprint])
     file = cache_folder("features") / f"{features_key}.safetensors"
     images = kept_features(task, encoder, file, features_key, progress)
     measure = measure_of(task.name, task.kind)
-    result = Result(
-        task.name,
-        key,
-        task.kind,
-        measure,
-        score(task, encoder, images),
-        len(task),
-        len(images.bad),
-        model=model_key,
-    )
+    scores = score(task, encoder, images)
+    result = Result(task.name, key, task.kind, measure, scores, len(task), len(images.bad), model=model_key)
     if result.value is None:  # a task of DataComp by its name, but without what it takes
         result.error = (
             f"{task.name} is judged by {measure}, and a {task.kind} task like this gives "

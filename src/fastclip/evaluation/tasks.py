@@ -1,14 +1,19 @@
-"""The 38 tasks of DataComp and the paper's three numbers; the emoji and icon tasks and theirs.
+"""Suites: the 38 tasks of DataComp and the paper's three numbers; a collection's held-out tasks and theirs.
 
 A mean over fewer tasks than it stands for is called partial, and never shown as the full number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import NamedTuple
 
+from fastclip.config.collections import COLLECTIONS
+from fastclip.text import did_you_mean
+
+SUITES = ("datacomp", *(row.name for row in COLLECTIONS.values() if row.held_out))
 IMAGENET, RETRIEVAL = "imagenet_and_variants", "retrieval"
 DEFAULT_MEASURE = {
     "classification": "acc1",
@@ -56,6 +61,7 @@ class Suite:
     """Tasks that belong together, and the means that are told of them."""
 
     name: str
+    title: str
     rows: tuple[TaskRow, ...]
     groups: dict[str, str | None]
     """A mean's name and the group of tasks it is over; None is all of them."""
@@ -78,15 +84,15 @@ class Suite:
 
 
 def find_suite(name: str) -> Suite:
-    """datacomp, emoji or icons."""
+    """One of SUITES."""
+    if name not in SUITES:
+        hint = did_you_mean(name, SUITES)
+        raise ValueError(f"suite={name!r} must be one of {', '.join(SUITES)}.{hint}")
     if name == "datacomp":
         groups: dict[str, str | None] = {"Datacomp": None, "Retrieval": RETRIEVAL, "IN & Variants": IMAGENET}
-        return Suite(name, _read_datacomp(), groups)
-    if name not in _HELD_OUT:
-        raise ValueError(f"suite={name!r} must be one of {', '.join(SUITES)}.")
-    rows = tuple(_held_out_rows(_HELD_OUT[name]))
+        return Suite(name, "DataComp", _read_datacomp(), groups)
     groups = {"Retrieval": "retrieval", "Classification": "classification", "Hard": "hard"}
-    return Suite(name, rows, groups)
+    return Suite(name, name.capitalize(), _held_out_rows(COLLECTIONS[name].held_out), groups)
 
 
 def measure_of(folder: str, kind: str) -> str:
@@ -97,34 +103,13 @@ def measure_of(folder: str, kind: str) -> str:
 
 def _read_datacomp() -> tuple[TaskRow, ...]:
     lines = (files("fastclip.evaluation") / "datacomp_tasks.csv").read_text().splitlines()
-    rows = []
-    for line in lines[1:]:
-        key, name, images, classes, measure, folder, group = line.split(",")
-        rows.append(
-            TaskRow(key, name, int(images), int(classes) if classes else None, measure, folder, group)
-        )
-    return tuple(rows)
+    return tuple(
+        TaskRow(key, name, int(images), int(classes) if classes else None, *rest)
+        for key, name, images, classes, *rest in (line.split(",") for line in lines[1:])
+    )
 
 
-# The held-out sets of `fastclip data get emoji` and `icons`, and what each is asked
-_EMOJI = {
-    "twemoji": ("retrieval", "words", "flags", "skin_tones", "categories"),
-    "emojione": ("retrieval", "words", "flags", "skin_tones", "categories"),
-    "fxemoji": ("retrieval", "categories"),
-    "streamline-emojis": ("retrieval", "words", "flags", "categories"),
-    "fluent-emoji-high-contrast": ("retrieval", "words", "categories"),
-}
-_ICONS = {
-    "tabler": ("retrieval", "words"),
-    "carbon": ("retrieval", "words", "categories"),
-    "ion": ("retrieval", "words"),
-    "mdi": ("retrieval", "words", "categories"),
-}
-_HELD_OUT = {"emoji": _EMOJI, "icons": _EMOJI | _ICONS}
-SUITES = ("datacomp", *_HELD_OUT)
-
-
-def _held_out_rows(sets: dict[str, tuple[str, ...]]) -> list[TaskRow]:
+def _held_out_rows(sets: Mapping[str, tuple[str, ...]]) -> tuple[TaskRow, ...]:
     """Categories are the package's own, too broad or too odd for a small model: they are called hard."""
     rows = []
     for prefix, questions in sets.items():
@@ -135,4 +120,4 @@ def _held_out_rows(sets: dict[str, tuple[str, ...]]) -> list[TaskRow]:
             name = f"{prefix} {question.replace('_', ' ')}"
             measure = DEFAULT_MEASURE[kind]
             rows.append(TaskRow(folder, name, 0, None, measure, folder, "hard" if hard else kind))
-    return rows
+    return tuple(rows)

@@ -72,10 +72,7 @@ def _tiles(images: ImageFeatures, class_Cd: Tensor) -> Iterator[Tensor]:
 
 
 def _retrieval(task: Task, encoder: Encoder, images: ImageFeatures) -> dict[str, float]:
-    captions = [task.captions[number] for number in images.kept_b.tolist()]
-    counts = torch.tensor([len(lines) for lines in captions])
-    image_of_text = torch.arange(len(captions)).repeat_interleave(counts)
-    text_md = encoder.texts([line for lines in captions for line in lines])
+    text_md, image_of_text = encoder.captions([task.captions[number] for number in images.kept_b.tolist()])
     return recalls(images.image_bd, text_md, image_of_text)
 
 

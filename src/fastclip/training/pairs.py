@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastclip.config.collections import COLLECTIONS
 from fastclip.config.options import DataConfig
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Augment, Decoder, decoder
@@ -102,9 +103,9 @@ def _augment(config: Resolved, towers: TwoTowers) -> Augment:
 
 
 def _how_to_get(paths: list[str] | str) -> str:
-    """A line for who has not got a recipe's data yet."""
+    """How to get a recipe's data that is not there yet; empty for other data."""
     for path in [paths] if isinstance(paths, str) else paths:
         folder, name = [*path.split("/"), ""][:2]
-        if folder == "data" and name in ("emoji", "icons", "scenes") and not Path(path).exists():
+        if folder == "data" and name in COLLECTIONS and not Path(path).exists():
             return f" Get it with `fastclip data get {name}`."
     return ""

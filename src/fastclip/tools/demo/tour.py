@@ -17,6 +17,7 @@ from rich.console import Console
 
 from fastclip.cli import main as fastclip
 from fastclip.data.sheet import CELL, draw_sheet
+from fastclip.evaluation.tasks import SUITES
 from fastclip.files import cache_folder
 
 
@@ -135,7 +136,7 @@ def _words(text: str) -> Image.Image:
 
 
 def _suite(stop: Stop) -> tuple[str, ...]:
-    return ("--suite", "emoji") if stop.collection == "emoji" else ()
+    return ("--suite", stop.collection) if stop.collection in SUITES else ()
 
 
 def _must(*words: str) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fastclip.evaluation.tasks import Mean, find_suite
+from fastclip.evaluation.tasks import SUITES, Mean, find_suite
 from fastclip.run.folder import number
 from fastclip.run.results import Result
-
-_TITLES = {"datacomp": "DataComp", "emoji": "Emoji", "icons": "Icons"}
 
 
 class Score(NamedTuple):
@@ -44,7 +42,7 @@ def group_scores(results: list[Result]) -> list[Group]:
     for name in _suites(left):
         suite = find_suite(name)
         rows = [row for row in suite.rows if row.folder in left]
-        group = _group(_TITLES[name], {row.name: left.pop(row.folder) for row in rows})
+        group = _group(suite.title, {row.name: left.pop(row.folder) for row in rows})
         values = {row.folder: score.value for row in rows for score in group.scores if score.name == row.name}
         group.means = [mean for mean in suite.means(values) if mean.found]
         group.unscored = len(suite.rows) - len(values)
@@ -55,14 +53,14 @@ def group_scores(results: list[Result]) -> list[Group]:
 
 
 def _suites(tasks: dict[str, Result]) -> list[str]:
-    """The suites that the tasks are of. The icon suite holds the emoji tasks too: either, not both."""
-
-    def has(name: str) -> bool:
-        return any(row.folder in tasks for row in find_suite(name).rows)
-
-    emoji = {row.folder for row in find_suite("emoji").rows}
-    icons = any(row.folder in tasks for row in find_suite("icons").rows if row.folder not in emoji)
-    return [name for name in ("icons" if icons else "emoji", "datacomp") if has(name)]
+    """The fewest suites that hold the tasks: the icon suite has the emoji tasks too, and may do for both."""
+    found = {name: {row.folder for row in find_suite(name).rows} & tasks.keys() for name in SUITES}
+    chosen, left = set(), {*tasks}
+    for name in sorted(SUITES, key=lambda name: len(found[name]), reverse=True):  # of equals the first
+        if found[name] & left:
+            chosen.add(name)
+            left -= found[name]
+    return [name for name in reversed(SUITES) if name in chosen]  # DataComp last
 
 
 def _group(title: str, results: dict[str, Result]) -> Group:

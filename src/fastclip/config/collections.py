@@ -1,0 +1,59 @@
+"""The collections that `fastclip data get` builds, in one table: to add one, add a row and its module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_EMOJI = {  # held-out sets, and what each is asked
+    "twemoji": ("retrieval", "words", "flags", "skin_tones", "categories"),
+    "emojione": ("retrieval", "words", "flags", "skin_tones", "categories"),
+    "fxemoji": ("retrieval", "categories"),
+    "streamline-emojis": ("retrieval", "words", "flags", "categories"),
+    "fluent-emoji-high-contrast": ("retrieval", "words", "categories"),
+}
+_ICONS = {
+    "tabler": ("retrieval", "words"),
+    "carbon": ("retrieval", "words", "categories"),
+    "ion": ("retrieval", "words"),
+    "mdi": ("retrieval", "words", "categories"),
+}
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Pairs to train on and tasks to test on."""
+
+    name: str
+    module: str
+    """Import path of the module whose `build` writes the folder."""
+    description: str
+    """One line for --help."""
+    needs_npm: bool = False
+    held_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Sets kept out of training, with the tasks of each: they make the evaluation suite of this name."""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.description} ({'needs npm' if self.needs_npm else 'needs nothing'})"
+
+
+COLLECTIONS = {
+    row.name: row
+    for row in (
+        Collection(
+            "emoji",
+            "fastclip.datasets.icons",
+            "coloured emoji of five sets, to be tested on five others, in a minute",
+            needs_npm=True,
+            held_out=_EMOJI,
+        ),
+        Collection(
+            "icons",
+            "fastclip.datasets.icons",
+            "some 346,000 icons, to be tested on sets held out whole, in ten minutes",
+            needs_npm=True,
+            held_out=_EMOJI | _ICONS,
+        ),
+        Collection("scenes", "fastclip.datasets.scenes", "captioned coloured shapes, generated in seconds"),
+    )
+}

@@ -1,0 +1,31 @@
+"""One table of collections: every module that it names builds, and importing it needs no torch."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from fastclip.config.collections import COLLECTIONS
+from fastclip.config.parse import recipe_names
+from fastclip.datasets.commands import get
+from fastclip.evaluation.commands import evaluate
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_every_collection_can_be_built_and_trained_on(name):
+    assert callable(import_module(COLLECTIONS[name].module).build)
+    assert name in recipe_names()
+
+
+def test_help_describes_every_collection_and_suite():
+    for row in COLLECTIONS.values():
+        assert f"{row.name}, {row.description}" in get.__doc__
+    assert "datacomp or emoji or icons" in evaluate.__doc__
+
+
+def test_the_table_needs_no_torch():
+    code = (
+        "import sys, fastclip.datasets.commands, fastclip.evaluation.commands; print('torch' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
