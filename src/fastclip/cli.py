@@ -1,162 +1,250 @@
-"""The command line: verbs only. A verb's module is imported when the verb runs, so `--help` is instant.
+"""The command line: one table of commands, one parser. A command's module is imported when it runs.
 
-A verb is a function; its signature is its options, and its docstring is its help.
+A command is a function. Its signature is its options, its docstring is its help: a parameter of the table's
+`positions` is a word without a name, a list may be given several times, a bool is a switch, and `a__b` is
+spelt --a.b. `train_options` takes all other options, as words for `config.parse`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
+from argparse import ArgumentParser, HelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
-from inspect import getdoc
-from itertools import islice
+from inspect import Parameter, getdoc, signature
+from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
+from types import NoneType
+from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from fastclip import __version__
+from fastclip.text import did_you_mean
 
-VERBS = {
-    "train": ("fastclip.training.commands", "train", "train a model from a recipe, or go on with a run"),
-    "export": ("fastclip.training.commands", "export", "write a run's model as a folder for open_clip"),
-    "eval": ("fastclip.evaluation.commands", "evaluate", "score a model on tasks it was not trained for"),
-    "compare": ("fastclip.tools.study.commands", "compare", "train a grid of runs and compare them"),
-    "search": ("fastclip.tools.search.commands", "search", "find pictures by words, or by a picture"),
-    "report": ("fastclip.tools.report.commands", "report", "a page about a run, several, or a study"),
-    "profile": (
-        "fastclip.tools.profiling.profile_command",
-        "profile",
-        "where the time of a training step goes",
+
+class Command(NamedTuple):
+    """A row of the table."""
+
+    function: str
+    about: str
+    positions: tuple[str, ...] = ()
+    """Parameters that are words without a name, in their order."""
+
+
+COMMANDS = {
+    "train": Command("fastclip.training.commands.train", "train a model from a recipe, or go on with a run"),
+    "export": Command(
+        "fastclip.training.commands.export", "write a run's model as a folder for open_clip", ("run", "out")
     ),
-    "plan": (
-        "fastclip.tools.profiling.plan_command",
-        "plan",
-        "foretell memory, bytes and time on more machines",
+    "eval": Command(
+        "fastclip.evaluation.commands.evaluate", "score a model on tasks it was not trained for", ("model",)
     ),
-    "demo": (
-        "fastclip.tools.demo.commands",
-        "demo",
+    "compare": Command("fastclip.tools.study.commands.compare", "train a grid of runs and compare them"),
+    "search": Command(
+        "fastclip.tools.search.commands.search",
+        "find pictures by words, or by a picture",
+        ("model", "images", "text"),
+    ),
+    "report": Command(
+        "fastclip.tools.report.commands.report", "a page about a run, several, or a study", ("runs",)
+    ),
+    "profile": Command(
+        "fastclip.tools.profiling.profile_command.profile", "where the time of a training step goes"
+    ),
+    "plan": Command(
+        "fastclip.tools.profiling.plan_command.plan", "foretell memory, bytes and time on more machines"
+    ),
+    "demo": Command(
+        "fastclip.tools.demo.commands.demo",
         "a page to play with a model: type words, drop pictures",
+        ("model",),
     ),
-    "data get": (
-        "fastclip.data.commands",
-        "get",
-        "get pairs and tasks to train and test on: emoji, icons, scenes",
+    "data get": Command(
+        "fastclip.datasets.commands.get", "get pairs and tasks to train and test on", ("name",)
     ),
-    "data index": (
-        "fastclip.data.commands",
-        "index",
-        "index a collection of pairs (training does it by itself)",
+    "data index": Command(
+        "fastclip.data.commands.index", "index a collection of pairs (training does it by itself)", ("path",)
     ),
-    "data check": ("fastclip.data.commands", "check", "a doctor's page of a collection, before a long run"),
+    "data check": Command(
+        "fastclip.data.commands.check", "a doctor's page of a collection, before a long run", ("path",)
+    ),
 }
-MANY_PATHS = ("data index", "data check", "report")
-POSITIONS = {  # words without a name, in order
-    "eval": ("model",),
-    "search": ("model", "images", "text"),
-    "demo": ("model",),
-}
-OWN_OPTIONS = ("train", "compare", "profile", "plan")  # these read their words themselves
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Find the verb, run it, and turn an error that a person can mend into one line."""
+    """Find the command, run it, and turn an error that a person can mend into one line."""
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["--version"]:
         print(f"fastclip {__version__}")
         return 0
-    verb = next((v for v in VERBS if words[: v.count(" ") + 1] == v.split()), None)
-    if verb is None:
+    name = next((name for name in COMMANDS if words[: name.count(" ") + 1] == name.split()), None)
+    if name is None:
         return _overview(words)
-    module, function, _ = VERBS[verb]
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("fastclip").setLevel(logging.INFO)
+    module, _, function = COMMANDS[name].function.rpartition(".")
     run = getattr(import_module(module), function)
-    rest = words[verb.count(" ") + 1 :]
     try:
-        if verb in OWN_OPTIONS:
-            run(rest)
-            return 0
-        rest = _joined_paths(rest) if verb in MANY_PATHS else _named(rest, POSITIONS.get(verb, ()))
-        _run_with_options(verb, run, rest)
+        given = parse(name, run, words[name.count(" ") + 1 :])
+        if given.pop("print_config", False):
+            _print_options(given)
+        else:
+            run(**given)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
-        print(f"fastclip {verb}: {error}", file=sys.stderr)
+        print(f"fastclip {name}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _run_with_options(verb: str, run: Callable, words: list[str]) -> None:
-    from jsonargparse import auto_cli
+def parse(name: str, run: Callable, words: list[str]) -> dict[str, Any]:
+    """The arguments with which these words call a command; `--help` prints its help and ends the program."""
+    parameters = signature(run).parameters
+    if [*parameters] == ["train_options"]:  # the trainer's own parser has all of them, and their help
+        return {"train_options": words}
+    parser = _Parser(name, run)
+    takes_more = "train_options" in parameters
+    known, rest = parser.parse_known_args(words) if takes_more else parser.parse_known_intermixed_args(words)
+    given = vars(known) | {
+        place: _one_or_several(value)
+        for place in COMMANDS[name].positions
+        if isinstance(value := getattr(known, place), list)
+    }
+    if takes_more:
+        return given | {"train_options": rest}
+    if rest and rest[0].startswith("-"):
+        option = rest[0].partition("=")[0]
+        parser.error(f"there is no option {option}.{did_you_mean(option, parser.options)}")
+    if rest:
+        parser.error(f"{rest[0]!r} belongs to no option")
+    return given
 
-    from fastclip.help import Help
 
-    names = POSITIONS.get(verb, ())
-    given = " ".join(name.upper() for name in names) or ("PATH …" if verb in MANY_PATHS else "")
-    usage = f"fastclip {verb} {given} [--option value …]" if given else None
-    auto_cli(
-        run,
-        args=words,
-        prog=f"fastclip {verb}",
-        usage=usage,
-        description=_description(run),
-        formatter_class=Help,
-        as_positional=not names,
-    )
+class _Parser(ArgumentParser):
+    """Made from a command's signature and docstring; a mistake is a ValueError."""
+
+    def __init__(self, name: str, run: Callable):
+        text, helps = _documented(run)
+        positions, parameters = COMMANDS[name].positions, signature(run).parameters
+        shown = " ".join(_shown(parameters[place]) for place in positions)
+        super().__init__(
+            prog=f"fastclip {name}",
+            usage=f"fastclip {name}{' ' + shown if shown else ''} [--OPTION VALUE …]",
+            description=text,
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
+        kinds = get_type_hints(run)
+        for parameter in parameters.values():
+            if parameter.name != "train_options":
+                option = _options_of(parameter, kinds[parameter.name], parameter.name in positions)
+                flag = parameter.name if parameter.name in positions else _flag(parameter.name)
+                self.add_argument(flag, help=_help(helps.get(parameter.name, ""), parameter), **option)
+        if not {"train_options", "print_config"} & parameters.keys():
+            self.add_argument(
+                "--print_config", action="store_true", help="print these options, and do nothing"
+            )
+        self.options = [flag for action in self._actions for flag in action.option_strings]
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        """--batch-per-gpu is --batch_per_gpu."""
+        flag, equals, value = arg_string.partition("=")
+        same = "--" + flag[2:].replace("-", "_")
+        known = flag.startswith("--") and same in self._option_string_actions
+        return super()._parse_optional(same + equals + value if known else arg_string)
+
+    def error(self, message: str) -> NoReturn:
+        end = "" if message.endswith((".", "?")) else "."
+        raise ValueError(f"{message}{end} `{self.prog} --help` shows the options and examples.")
 
 
-def _description(run: Callable) -> str:
-    """A verb's docstring without its options, as wide as the terminal; what is indented stays as it is."""
+class _Help(RawDescriptionHelpFormatter):
+    """Examples stay as they are, in at most 110 columns."""
+
+    def __init__(self, prog: str):
+        HelpFormatter.__init__(self, prog, max_help_position=28, width=min(110, get_terminal_size().columns))
+
+
+def _one_or_several(words: list[str]) -> str | list[str]:
+    """One path stands for itself; several, as a shell makes of *.tar or as [a, b], are a list."""
+    if len(words) == 1 and words[0].startswith("["):
+        return [word.strip(" '\"") for word in words[0].strip("[]").split(",")]
+    return words[0] if len(words) == 1 else words
+
+
+def _shown(position: Parameter) -> str:
+    name = position.name.upper() + (" …" if "list" in str(position.annotation) else "")
+    return name if position.default is Parameter.empty else f"[{name}]"
+
+
+def _flag(parameter: str) -> str:
+    return "--" + parameter.replace("__", ".")
+
+
+def _help(text: str, parameter: Parameter) -> str:
+    """With the default, if there is one to tell."""
+    if parameter.default not in (Parameter.empty, None, False, ()):
+        text += f" (default: {parameter.default})"
+    return text.replace("%", "%%")
+
+
+def _options_of(parameter: Parameter, kind: Any, position: bool) -> dict[str, Any]:
+    """What argparse has to know of a parameter."""
+    kinds = [one for one in (get_args(kind) or (kind,)) if one is not NoneType]
+    if get_origin(kind) is Literal or get_origin(kinds[0]) is Literal:
+        choices = get_args(kind if get_origin(kind) is Literal else kinds[0])
+        return {"choices": choices, "default": parameter.default}
+    many = get_origin(kind) is list or any(get_origin(one) is list for one in kinds)
+    left_out = parameter.default is not Parameter.empty
+    if position and many:
+        return {"nargs": "+", "metavar": parameter.name}
+    if position:
+        return {"type": kinds[0]} | ({"nargs": "?", "default": parameter.default} if left_out else {})
+    if kind is bool:
+        return {"action": "store_true"}
+    found: dict[str, Any] = {"dest": parameter.name, "default": parameter.default, "metavar": "VALUE"}
+    if many:
+        return found | {"action": "append", "default": []}
+    return found | {"type": kinds[0]} | ({} if left_out else {"required": True, "default": None})
+
+
+def _documented(run: Callable) -> tuple[str, dict[str, str]]:
+    """A docstring's text, as wide as the terminal (what is indented stays as it is), and its Args."""
     width = min(110, get_terminal_size().columns) - 2
-    paragraphs = (getdoc(run) or "").split("\nArgs:")[0].rstrip().split("\n\n")
-    return "\n\n".join(
-        part if part.startswith(" ") else fill(part, width, break_on_hyphens=False) for part in paragraphs
-    )
+    text, _, arguments = (getdoc(run) or "").partition("\nArgs:\n")
+    paragraphs = [
+        part if part.startswith(" ") else fill(part, width, break_on_hyphens=False)
+        for part in text.rstrip().split("\n\n")
+    ]
+    helps: dict[str, str] = {}
+    for line in arguments.splitlines():
+        if line.startswith("    ") and line[4:5] != " ":
+            name, _, said = line.strip().partition(": ")
+            helps[name] = said
+        elif line.strip() and helps:
+            helps[name] += f" {line.strip()}"
+    return "\n\n".join(paragraphs), helps
 
 
-def _joined_paths(words: list[str]) -> list[str]:
-    """Several paths, as a shell makes of *.tar, become one list."""
-    paths, options = _split(words)
-    joined = [json.dumps(paths)] if len(paths) > 1 else paths
-    return joined + options
+def _print_options(given: dict[str, Any]) -> None:
+    import yaml
 
-
-def _named(words: list[str], names: tuple[str, ...]) -> list[str]:
-    """The first words become options of these names; what is more stays, to be refused."""
-    plain, options = _split(words)
-    named = [f"--{name}={word}" for name, word in zip(names, plain, strict=False)]
-    return named + plain[len(names) :] + options
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Plain words, and options with their values; a bare --json or --list means true."""
-    plain, options, rest = [], [], iter(words)
-    for word in rest:
-        if word in ("--json", "--list"):
-            options.append(f"{word}=true")
-        elif word in ("-h", "--help", "--print_config") or (word.startswith("--") and "=" in word):
-            options.append(word)
-        elif word.startswith("--"):
-            options += [word, *islice(rest, 1)]
-        else:
-            plain.append(word)
-    return plain, options
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
 
 
 def _overview(words: list[str]) -> int:
-    """What `fastclip`, `fastclip --help`, a family of verbs alone, and a mistyped verb print."""
+    """What `fastclip`, `fastclip --help`, a family of commands alone, and a mistyped command print."""
     name = " ".join(word for word in words[:2] if not word.startswith("-"))
-    family = [verb for verb in VERBS if verb.split()[0] == name.split(" ")[0]]
-    known = not name or name in {verb.split()[0] for verb in VERBS}
+    family = [command for command in COMMANDS if command.split()[0] == name.split(" ")[0]]
+    known = not name or name in {command.split()[0] for command in COMMANDS}
     if not known:
-        near = get_close_matches(name, VERBS, n=1, cutoff=0.3)
-        hint = f" Did you mean `fastclip {near[0]}`?" if near else ""
-        print(f"fastclip: there is no verb {name!r}.{hint}\n", file=sys.stderr)
-    print("fastclip: CLIP training with global contrastive losses\n\nverbs (each has its own --help):")
-    for verb in family or VERBS:
-        print(f"  fastclip {verb:12s} {VERBS[verb][2]}")
+        hint = did_you_mean(name, COMMANDS, cutoff=0.3).replace("mean ", "mean `fastclip ").replace("?", "`?")
+        print(f"fastclip: there is no command {name!r}.{hint}\n", file=sys.stderr)
+    print("fastclip: CLIP training with global contrastive losses\n\ncommands (each has its own --help):")
+    for command in family or COMMANDS:
+        print(f"  fastclip {command:12s} {COMMANDS[command].about}")
     return 0 if known else 2

@@ -64,7 +64,7 @@ def test_a_run_in_float64_is_read_as_float32(train):
     trained = trainer.train_step.towers.state_dict()
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
     assert all(torch.equal(tensor, trained[name].float()) for name, tensor in model.state_dict().items())
-    assert tau == trainer.train_step.tau()
+    assert tau == trainer.train_step.loss.mean_tau()
 
 
 def test_siglips_bias_and_scale_come_with_the_model(train):
@@ -79,7 +79,7 @@ def test_a_temperature_beyond_its_limit_is_read_as_the_limit(train):
     """The last step may leave the range, into which the next would have brought it back."""
     trainer = train("limit", loss__tau=0.0101, loss__rho=4, loss__tau_lr=0.5, epochs=0.2)
     assert exp(-trainer.train_step.loss.log_scale.item()) < 0.01
-    assert load_model(trainer.folder)[1] == trainer.train_step.tau() == 0.01
+    assert load_model(trainer.folder)[1] == trainer.train_step.loss.mean_tau() == 0.01
 
 
 def test_a_folder_without_what_was_asked_for_says_what_it_has_not(run, tmp_path):

@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(place, train, tmp_path)
     code, lines = train(out=tmp_path / place)
     assert code == 1
     (line,) = lines
-    assert line.startswith(f"fastclip train: The run's folder {tmp_path / place} cannot be written: ")
+    assert line.startswith(f"fastclip train: The folder {tmp_path / place} cannot be written: ")
     assert line.endswith("Choose another --out.")
     assert (tmp_path / "file").read_text() == "in the way"
 

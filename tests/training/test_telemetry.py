@@ -10,6 +10,7 @@ import time
 import pytest
 
 from fastclip.run.metrics import read_metrics, truncate_metrics
+from fastclip.run import metrics as metrics_module
 from fastclip.training import telemetry as module
 from fastclip.training.telemetry import Plan, Silence, Telemetry
 
@@ -130,7 +131,7 @@ def test_a_truncation_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr(metrics_module.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         truncate_metrics(path, 10)
     assert [record["step"] for record in read_metrics(path)] == [10, 20]
@@ -163,7 +164,7 @@ def test_half_a_line_on_a_full_disk_is_taken_back(plan, monkeypatch, caplog):
 
     telemetry = Telemetry(plan)
     telemetry.log({"step": 1, "epoch": 0.1})
-    monkeypatch.setattr(module, "open", lambda path, mode, buffering: Small(path, "a"), raising=False)
+    monkeypatch.setattr(metrics_module, "open", lambda path, mode, buffering: Small(path, "a"), raising=False)
     telemetry.log(RECORD)
     assert path.read_text() == '{"step": 1, "epoch": 0.1}\n'
     assert len(caplog.records) == 1

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 
-def train(words: list[str]) -> None:
+def train(train_options: list[str]) -> None:
     """Read the options, join the other workers, train. A run that was asked to stop exits with code 75."""
     from fastclip.config.parse import parse
     from fastclip.config.resolved import resolve
 
-    config = resolve(parse(words))  # before torch is imported: a mistake is told at once
+    config = resolve(parse(train_options))  # before torch is imported: a mistake is told at once
     from fastclip.distributed.interrupts import STOPPED_CLEANLY, StoppedCleanly
     from fastclip.distributed.world import joined, quiet_others
     from fastclip.training.trainer import train as train_run
