@@ -5,30 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fastclip.objective.algorithms import find_algorithm
-from fastclip.tools.profiling.fitting import fitted, model_errors
-from fastclip.tools.profiling.paper import GPUS_PER_NODE, MOST_NODES
+from fastclip.tools.profiling.network import (
+    ERRORS,
+    ETHERNET,
+    GPUS_PER_NODE,
+    HIDING,
+    MEASURED,
+    MOST_NODES,
+    StepTime,
+)
 from fastclip.tools.profiling.plan import Plan, Row, value_bytes
-from fastclip.tools.profiling.prediction import ETHERNET, MEASURED
 from fastclip.tools.profiling.traffic import Traffic, step_traffic
 
 
 def sentences(plan: Plan) -> list[str]:
     """All that should be said beside the tables."""
     return [*_time(plan), *_exchange(plan), *_memory(plan), *_doubts(plan)]
-
-
-def error_sentence() -> str:
-    """How wrong the model is where it can be compared."""
-    errors = model_errors()
-    seen, unseen, ratio, equal = (
-        f"{100 * size.mean:.1f} % (at most {100 * size.largest:.1f} %)"
-        for size in (errors.step_seen, errors.step_unseen, errors.ratio_unseen, errors.ratio_one)
-    )
-    return (
-        f"On the paper's 24 cells with 2 to 8 nodes, of both algorithms, the model errs by {seen} of a step, "
-        f"and by {unseen} on tables that it has not seen. On the ratio of FastCLIP-v3 to OpenCLIP it errs by "
-        f"{ratio}; who takes them to be equal errs by {equal}."
-    )
 
 
 def _time(plan: Plan) -> Iterator[str]:
@@ -41,7 +33,7 @@ def _time(plan: Plan) -> Iterator[str]:
         )
         return
     row = _ours(plan)
-    given = job.computation[row.algorithm]
+    given, step = job.computation[row.algorithm], _step(row)
     yield (
         f"Computation is {given.computation:.1f} ms and others {given.others:.1f} ms a step: {given.source}."
     )
@@ -50,39 +42,32 @@ def _time(plan: Plan) -> Iterator[str]:
             "At other local batches computation is taken in proportion. Small ones take longer than that: "
             "give --compute-ms at the local batch that you want, or keep it with --batch-per-gpu."
         )
-    assert row.time is not None
-    step = row.time.prediction.step
     if step.communication:
         yield (
             f"At {_nodes(row.nodes)} {row.algorithm} hides {step.hidden:.0f} of {step.communication:.0f} ms "
             f"of communication behind computation. The step waits for the other {step.pure:.0f} ms, "
             f"{100 * step.pure / step.total:.0f} % of it."
         )
-        yield _window(plan, row.algorithm)
+        yield _window([r for r in plan.rows if r.algorithm == row.algorithm])
 
 
-def _window(plan: Plan, algorithm: str) -> str:
+def _window(rows: list[Row]) -> str:
     """From how many nodes on the backward pass is too short."""
-    buckets = plan.row(algorithm, plan.job.nodes[0]).traffic.buckets
+    buckets = rows[0].traffic.buckets
     if buckets == 1:
         return (
             "All gradients of the weights fit into one of DDP's buckets, which leaves when the backward pass "
             "is over: nothing hides."
         )
-    hiding, short = fitted().hiding, []
-    for nodes in plan.job.nodes:
-        time = plan.row(algorithm, nodes).time
-        assert time is not None
-        step = time.prediction.step
-        if step.hidden and step.hidden >= 0.999 * hiding.of_computation * step.computation:
-            short.append(nodes)
-    if short:
+    steps = {row.nodes: _step(row) for row in rows}
+    limit = 0.999 * HIDING.of_computation
+    if short := [n for n, step in steps.items() if step.hidden and step.hidden >= limit * step.computation]:
         return (
             f"From {_nodes(min(short))} on the backward pass is too short to hide all that could be hidden: "
             "what more nodes add is waited for."
         )
     return (
-        f"The backward pass is long enough at every size: {100 * hiding.share(buckets):.0f} % of the "
+        f"The backward pass is long enough at every size: {100 * HIDING.share(buckets):.0f} % of the "
         "weights' gradients hide behind it."
     )
 
@@ -108,8 +93,8 @@ def _exchange(plan: Plan) -> Iterator[str]:
     )
     if ours.time is None:
         return
-    error = model_errors().ratio_unseen.mean
-    saving = {nodes: _saving(plan, plan.row(ours.algorithm, nodes)) for nodes in plan.job.nodes}
+    error = ERRORS.ratio_unseen.mean
+    saving = {row.nodes: _saving(plan, row) for row in plan.rows if row.algorithm == ours.algorithm}
     ms, share = saving[ours.nodes]
     matters = [nodes for nodes, (_, part) in saving.items() if part > error]
     verdict = (
@@ -136,10 +121,9 @@ def _openclip(plan: Plan, row: Row) -> Traffic:
 
 def _saving(plan: Plan, row: Row) -> tuple[float, float]:
     """ms of a step that the smaller exchange saves, and their share of OpenCLIP's step."""
-    assert row.time is not None
     saved = _openclip(plan, row).exchange - row.traffic.exchange
     ms = saved / 1e6 * plan.network.likely.ms_per_megabyte(row.nodes)
-    return ms, ms / (row.time.prediction.step.total + ms)
+    return ms, ms / (_step(row).total + ms)
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -158,7 +142,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _doubts(plan: Plan) -> Iterator[str]:
-    """Where the tables cannot support a number."""
+    """Where the tables cannot support a number, and how wrong the model is where they can."""
     job, name = plan.job, plan.job.network
     if not job.computation:
         return
@@ -182,7 +166,15 @@ def _doubts(plan: Plan) -> Iterator[str]:
             f"All measured nodes had {GPUS_PER_NODE} GPUs: with {job.gpus_per_node} the range may be "
             "too narrow."
         )
-    yield error_sentence()
+    seen, unseen, ratio, equal = (
+        f"{100 * size.mean:.1f} % (at most {100 * size.largest:.1f} %)"
+        for size in (ERRORS.step_seen, ERRORS.step_unseen, ERRORS.ratio_unseen, ERRORS.ratio_one)
+    )
+    yield (
+        f"On the paper's 24 cells with 2 to 8 nodes, of both algorithms, the model errs by {seen} of a step, "
+        f"and by {unseen} on tables that it has not seen. On the ratio of FastCLIP-v3 to OpenCLIP it errs by "
+        f"{ratio}; who takes them to be equal errs by {equal}."
+    )
 
 
 def _ours(plan: Plan) -> Row:
@@ -190,6 +182,11 @@ def _ours(plan: Plan) -> Row:
     algorithms = [config.algorithm for config in plan.job.configs]
     ours = next((name for name in reversed(algorithms) if not find_algorithm(name).peer), algorithms[0])
     return plan.row(ours, max(plan.job.nodes))
+
+
+def _step(row: Row) -> StepTime:
+    assert row.time is not None  # where a step's computation is known for one algorithm, it is for all
+    return row.time.prediction.step
 
 
 def _nodes(count: int) -> str:
