@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fastclip.objective.algorithms import find_algorithm
-from fastclip.tools.profiling.network import (
-    ERRORS,
-    ETHERNET,
-    GPUS_PER_NODE,
-    HIDING,
-    MEASURED,
-    MOST_NODES,
-    StepTime,
-)
-from fastclip.tools.profiling.plan import Plan, Row, value_bytes
-from fastclip.tools.profiling.traffic import Traffic, step_traffic
+from fastclip.tools.profiling.memory import dtype_of
+from fastclip.tools.profiling.network import ERRORS, ETHERNET, GPUS_PER_NODE, HIDING, MEASURED, MOST_NODES
+from fastclip.tools.profiling.plan import Plan, Row, traffic_of
+from fastclip.tools.profiling.traffic import Traffic
 
 
 def sentences(plan: Plan) -> list[str]:
@@ -33,10 +26,9 @@ def _time(plan: Plan) -> Iterator[str]:
         )
         return
     row = _ours(plan)
-    given, step = job.computation[row.algorithm], _step(row)
-    yield (
-        f"Computation is {given.computation:.1f} ms and others {given.others:.1f} ms a step: {given.source}."
-    )
+    given, step = job.computation[row.algorithm], row.step
+    times = f"{given.computation:.1f} ms and others {given.others:.1f} ms a step"
+    yield f"Computation is {times}: {given.source}."
     if {job.local_batch(nodes) for nodes in (1, *job.nodes)} != {given.local_batch}:
         yield (
             "At other local batches computation is taken in proportion. Small ones take longer than that: "
@@ -59,9 +51,8 @@ def _window(rows: list[Row]) -> str:
             "All gradients of the weights fit into one of DDP's buckets, which leaves when the backward pass "
             "is over: nothing hides."
         )
-    steps = {row.nodes: _step(row) for row in rows}
     limit = 0.999 * HIDING.of_computation
-    if short := [n for n, step in steps.items() if step.hidden and step.hidden >= limit * step.computation]:
+    if short := [row.nodes for row in rows if 0 < limit * row.step.computation <= row.step.hidden]:
         return (
             f"From {_nodes(min(short))} on the backward pass is too short to hide all that could be hidden: "
             "what more nodes add is waited for."
@@ -85,7 +76,7 @@ def _exchange(plan: Plan) -> Iterator[str]:
         f"gradients; {ours.algorithm} sends {_mb(ours.traffic.exchange)} in their place, "
         f"{100 * saved / theirs.total:.1f} % less of all bytes."
     )
-    weights = plan.size.trained // value_bytes(plan.job.configs[0])
+    weights = plan.size.trained // dtype_of(plan.job.configs[0]).itemsize
     yield (
         "Features grow with the global batch and weights do not: OpenCLIP's exchange would be as large as "
         f"the weights' gradients at a batch of {weights // (2 * plan.size.features):,} (weights / "
@@ -97,33 +88,25 @@ def _exchange(plan: Plan) -> Iterator[str]:
     saving = {row.nodes: _saving(plan, row) for row in plan.rows if row.algorithm == ours.algorithm}
     ms, share = saving[ours.nodes]
     matters = [nodes for nodes, (_, part) in saving.items() if part > error]
-    verdict = (
-        f"From {_nodes(min(matters))} on it is more than the model's error of such ratios, "
-        f"{100 * error:.1f} %: there FastCLIP's exchange matters."
-        if matters
-        else f"That is within the model's error of such ratios, {100 * error:.1f} %: for the time of this "
-        "job FastCLIP's exchange does not matter."
-    )
+    limit = f"the model's error of such ratios, {100 * error:.1f} %"
+    verdict = f"That is within {limit}: for the time of this job FastCLIP's exchange does not matter."
+    if matters:
+        verdict = (
+            f"From {_nodes(min(matters))} on it is more than {limit}: there FastCLIP's exchange matters."
+        )
     yield f"At {_nodes(ours.nodes)} this saves {ms:.1f} ms, {100 * share:.1f} % of OpenCLIP's step. {verdict}"
 
 
 def _openclip(plan: Plan, row: Row) -> Traffic:
     """What OpenCLIP would send in the place of this row's algorithm."""
-    return step_traffic(
-        "openclip",
-        workers=row.workers,
-        local_batch=row.local_batch,
-        features=plan.size.features,
-        trained_bytes=plan.size.trained,
-        value_bytes=value_bytes(plan.job.configs[0]),
-    )
+    return traffic_of(plan.job.configs[0], plan.size, row.workers, row.local_batch, "openclip")
 
 
 def _saving(plan: Plan, row: Row) -> tuple[float, float]:
     """ms of a step that the smaller exchange saves, and their share of OpenCLIP's step."""
     saved = _openclip(plan, row).exchange - row.traffic.exchange
     ms = saved / 1e6 * plan.network.likely.ms_per_megabyte(row.nodes)
-    return ms, ms / (_step(row).total + ms)
+    return ms, ms / (row.step.total + ms)
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -182,11 +165,6 @@ def _ours(plan: Plan) -> Row:
     algorithms = [config.algorithm for config in plan.job.configs]
     ours = next((name for name in reversed(algorithms) if not find_algorithm(name).peer), algorithms[0])
     return plan.row(ours, max(plan.job.nodes))
-
-
-def _step(row: Row) -> StepTime:
-    assert row.time is not None  # where a step's computation is known for one algorithm, it is for all
-    return row.time.prediction.step
 
 
 def _nodes(count: int) -> str:

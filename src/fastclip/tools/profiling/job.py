@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fastclip.config.options import TrainConfig
 from fastclip.objective.algorithms import find_algorithm
+
+if TYPE_CHECKING:
+    from fastclip.config.options import TrainConfig
 
 
 class Setting(NamedTuple):

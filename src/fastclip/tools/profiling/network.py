@@ -153,8 +153,6 @@ def predict_step(
         predict_step(sent, 4, CLUSTERS["ib"], computation=80.0).total
 
     Args:
-        traffic: what each worker sends.
-        nodes: machines with a network between them.
         computation: ms a step that each worker computes at its local batch.
         others: ms a step in which it neither computes nor communicates.
     """

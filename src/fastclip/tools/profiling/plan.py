@@ -12,11 +12,12 @@ from fastclip.tools.profiling.memory import (
     Memory,
     ModelSize,
     activation_bytes,
+    dtype_of,
     memory,
     model_size,
     towers_on_meta,
 )
-from fastclip.tools.profiling.network import Bounds, Prediction, bounds, predict
+from fastclip.tools.profiling.network import Bounds, Prediction, StepTime, bounds, predict
 from fastclip.tools.profiling.traffic import Traffic, step_traffic
 
 
@@ -44,6 +45,11 @@ class Row(NamedTuple):
     @property
     def batch(self) -> int:
         return self.workers * self.local_batch
+
+    @property
+    def step(self) -> StepTime:
+        assert self.time is not None  # a job knows the computation of all its algorithms, or of none
+        return self.time.prediction.step
 
 
 class Plan(NamedTuple):
@@ -74,7 +80,7 @@ def make_plan(job: Job) -> Plan:
                 workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
                 place = {"workers": workers, "local_batch": local_batch}
                 held = memory(config, size, **place, pairs=job.pairs, activations=activations)
-                sent = traffic_of(config, size, **place)
+                sent = traffic_of(config, size, workers, local_batch)
                 time = _time(job, config, size, network, nodes)
                 rows.append(Row(config.algorithm, nodes, workers, local_batch, held, sent, time))
             sizes.append(size)
@@ -82,22 +88,19 @@ def make_plan(job: Job) -> Plan:
     return Plan(job, sizes[0], network, rows)
 
 
-def traffic_of(config: TrainConfig, size: ModelSize, workers: int, local_batch: int) -> Traffic:
-    """What each worker of a run sends in a step."""
+def traffic_of(
+    config: TrainConfig, size: ModelSize, workers: int, local_batch: int, algorithm: str | None = None
+) -> Traffic:
+    """What each worker of a run sends in a step, or would send under another algorithm."""
     return step_traffic(
-        config.algorithm,
+        algorithm or config.algorithm,
         workers=workers,
         local_batch=local_batch,
         features=size.features,
         trained_bytes=size.trained,
-        value_bytes=value_bytes(config),
+        value_bytes=dtype_of(config).itemsize,
         wire_bytes=2 if loss_row(config).wire_dtype else None,  # float16 or bfloat16
     )
-
-
-def value_bytes(config: TrainConfig) -> int:
-    """Of a number in weights, features and estimators, whatever the towers compute in."""
-    return 8 if config.precision == "float64" else 4
 
 
 def _time(job: Job, config: TrainConfig, size: ModelSize, network: Bounds, nodes: int) -> Time | None:
