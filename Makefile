@@ -57,6 +57,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.kills
 	$(BIN)/python -m benchmarks.retrieval
 	$(BIN)/python -m benchmarks.start_up
+	$(BIN)/python -m benchmarks.plan_fit
 	$(BIN)/python -m benchmarks.cut_link
 	$(BIN)/python -m benchmarks.hosts
 

@@ -30,7 +30,6 @@ from benchmarks.namespaces import BURST, LATENCY, Hosts
 from benchmarks.record import RESULTS, save
 from fastclip.terminal import progress
 from fastclip.tools.profiling.breakdown import PARTS, AlgorithmProfile
-from fastclip.tools.profiling.fitting import fitted
 from fastclip.tools.profiling.memory import model_size, towers_on_meta
 from fastclip.tools.profiling.network import Network, line_behind, predict_step
 from fastclip.tools.profiling.plan import traffic_of
@@ -105,7 +104,6 @@ class Cell(NamedTuple):
             self.traffic,
             self.hosts,
             line_behind(self.megabits * 1e6, Network("hosts", own, 0.0, own), "line"),
-            fitted().hiding,
             computation=free.mean("computation"),
             others=free.mean("others"),
         ).total

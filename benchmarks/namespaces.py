@@ -24,6 +24,8 @@ from types import TracebackType
 
 from filelock import FileLock
 
+from fastclip.processes import kill, start
+
 PREFIX = "fastclip"  # of namespaces and of the bridge; a link's name has room for 15 letters
 BURST = "64kb"  # what may pass at once before the rate counts
 LATENCY = "100ms"  # what waits longer than this for its turn is dropped
@@ -72,9 +74,7 @@ class Hosts:
 
     def start(self, host: int, command: list[str], **options) -> subprocess.Popen:
         """A process on a host, in a group of its own; it ends with this one, however that ends."""
-        leash = [sys.executable, "-m", "fastclip.processes", str(os.getpid())]
-        inside = [shutil.which("ip"), "netns", "exec", self.names[host], *command]
-        process = subprocess.Popen([*leash, *inside], process_group=0, **options)
+        process = start([shutil.which("ip"), "netns", "exec", self.names[host], *command], **options)
         self._processes.append(process)
         return process
 
@@ -117,8 +117,7 @@ class Hosts:
         for name in self.names:
             _kill_all(name)
         for process in self._processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill(process)
             process.wait()
         self._processes.clear()
 

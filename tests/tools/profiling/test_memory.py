@@ -15,6 +15,7 @@ from fastclip.config.options import BatchConfig, LossOptions, ModelConfig, Train
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
 from fastclip.objective.kernel import Features, similarities
+from fastclip.tools.profiling.job import SETTINGS
 from fastclip.tools.profiling.memory import (
     DEFAULT_TILE_MIB,
     Range,
@@ -25,7 +26,6 @@ from fastclip.tools.profiling.memory import (
     tile_bytes,
     towers_on_meta,
 )
-from fastclip.tools.profiling.paper import SETTINGS
 from fastclip.training.build import build_learner, build_towers
 from tests.tools.profiling.plans import MODEL
 

@@ -5,9 +5,8 @@ import sys
 import pytest
 
 from fastclip.tools.profiling import plan_command
-from fastclip.tools.profiling.fitting import fitted, model_errors
+from fastclip.tools.profiling.network import CLUSTERS, ERRORS, NETWORKS
 from fastclip.tools.profiling.plan_command import plan
-from fastclip.tools.profiling.prediction import NETWORKS
 from tests.data.collections import write_shards
 from tests.tools.profiling.plans import as_json, write_recipe
 
@@ -36,7 +35,7 @@ def test_it_prints_a_table_for_each_question_and_what_they_mean(recipe, capsys):
     assert "Computation is 50.0 ms and others 0.0 ms a step: --compute-ms 50, at 64 pairs a GPU." in out
     assert "10gbe is not in the paper's tables." in out
     assert "Nobody measured more than 8 nodes" in out
-    assert f"{100 * model_errors().step_unseen.mean:.1f} %" in out
+    assert f"{100 * ERRORS.step_unseen.mean:.1f} %" in out
 
 
 def test_json_has_the_same_as_data(recipe, capsys):
@@ -56,12 +55,12 @@ def test_json_has_the_same_as_data(recipe, capsys):
     assert time["low"] <= time["step"] <= time["high"]
     assert time["step"] == pytest.approx(time["computation"] + time["others"] + time["pure"])
     assert time["pairs_per_second"] == pytest.approx(16 * 8 / time["step"] * 1000)
-    assert found["model"]["networks"]["ib"]["pace"] == fitted().networks["ib"].pace
-    assert found["model"]["errors"]["step_unseen"]["mean"] == model_errors().step_unseen.mean
+    assert found["model"]["networks"]["ib"]["pace"] == CLUSTERS["ib"].pace
+    assert found["model"]["errors"]["step_unseen"]["mean"] == ERRORS.step_unseen.mean
     assert found["sentences"]
 
 
-def test_the_papers_own_setting_is_foretold_from_its_one_node_row(capsys, monkeypatch):
+def test_the_papers_own_setting_is_predicted_from_its_one_node_row(capsys, monkeypatch):
     class Small(Exception):
         pass
 
@@ -122,11 +121,20 @@ def test_mistakes_are_told_with_what_to_do(words, told, recipe):
     assert told in str(error.value)
 
 
-def test_mistakes_are_told_before_torch_is_imported(recipe, monkeypatch):
+def import_anew(monkeypatch, without):
+    """Let the verb import its parts again, with an error for one module."""
     for name in [name for name in sys.modules if name.startswith("fastclip.tools.profiling.")]:
         if name != plan_command.__name__:
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastclip.tools.profiling.memory", None)  # importing it is an error
-    monkeypatch.setitem(sys.modules, "fastclip.tools.profiling.fitting", None)
+    monkeypatch.setitem(sys.modules, without, None)
+
+
+def test_mistakes_are_told_before_torch_is_imported(recipe, monkeypatch):
+    import_anew(monkeypatch, without="fastclip.tools.profiling.memory")
     with pytest.raises(ValueError, match=r"cannot be divided by 12 workers"):
         plan([*recipe, "--network=ib", "--nodes=3"])
+
+
+def test_nothing_is_fitted_at_a_call(recipe, monkeypatch, capsys):
+    import_anew(monkeypatch, without="scipy.optimize")
+    assert as_json([*recipe, "--network=25gbe", "--nodes=2", "--compute-ms=50"], capsys)["rows"][0]["time"]

@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fastclip.objective.algorithms import find_algorithm
-from fastclip.tools.profiling.fitting import fitted, model_errors
-from fastclip.tools.profiling.paper import GPUS_PER_NODE, MOST_NODES
-from fastclip.tools.profiling.plan import Plan, Row, value_bytes
-from fastclip.tools.profiling.prediction import ETHERNET, MEASURED
-from fastclip.tools.profiling.traffic import Traffic, step_traffic
+from fastclip.tools.profiling.memory import dtype_of
+from fastclip.tools.profiling.network import ERRORS, ETHERNET, GPUS_PER_NODE, HIDING, MEASURED, MOST_NODES
+from fastclip.tools.profiling.plan import Plan, Row, traffic_of
+from fastclip.tools.profiling.traffic import Traffic
 
 
 def sentences(plan: Plan) -> list[str]:
     """All that should be said beside the tables."""
     return [*_time(plan), *_exchange(plan), *_memory(plan), *_doubts(plan)]
-
-
-def error_sentence() -> str:
-    """How wrong the model is where it can be compared."""
-    errors = model_errors()
-    seen, unseen, ratio, equal = (
-        f"{100 * size.mean:.1f} % (at most {100 * size.largest:.1f} %)"
-        for size in (errors.step_seen, errors.step_unseen, errors.ratio_unseen, errors.ratio_one)
-    )
-    return (
-        f"On the paper's 24 cells with 2 to 8 nodes, of both algorithms, the model errs by {seen} of a step, "
-        f"and by {unseen} on tables that it has not seen. On the ratio of FastCLIP-v3 to OpenCLIP it errs by "
-        f"{ratio}; who takes them to be equal errs by {equal}."
-    )
 
 
 def _time(plan: Plan) -> Iterator[str]:
@@ -41,48 +26,39 @@ def _time(plan: Plan) -> Iterator[str]:
         )
         return
     row = _ours(plan)
-    given = job.computation[row.algorithm]
-    yield (
-        f"Computation is {given.computation:.1f} ms and others {given.others:.1f} ms a step: {given.source}."
-    )
+    given, step = job.computation[row.algorithm], row.step
+    times = f"{given.computation:.1f} ms and others {given.others:.1f} ms a step"
+    yield f"Computation is {times}: {given.source}."
     if {job.local_batch(nodes) for nodes in (1, *job.nodes)} != {given.local_batch}:
         yield (
             "At other local batches computation is taken in proportion. Small ones take longer than that: "
             "give --compute-ms at the local batch that you want, or keep it with --batch-per-gpu."
         )
-    assert row.time is not None
-    step = row.time.prediction.step
     if step.communication:
         yield (
             f"At {_nodes(row.nodes)} {row.algorithm} hides {step.hidden:.0f} of {step.communication:.0f} ms "
             f"of communication behind computation. The step waits for the other {step.pure:.0f} ms, "
             f"{100 * step.pure / step.total:.0f} % of it."
         )
-        yield _window(plan, row.algorithm)
+        yield _window([r for r in plan.rows if r.algorithm == row.algorithm])
 
 
-def _window(plan: Plan, algorithm: str) -> str:
+def _window(rows: list[Row]) -> str:
     """From how many nodes on the backward pass is too short."""
-    buckets = plan.row(algorithm, plan.job.nodes[0]).traffic.buckets
+    buckets = rows[0].traffic.buckets
     if buckets == 1:
         return (
             "All gradients of the weights fit into one of DDP's buckets, which leaves when the backward pass "
             "is over: nothing hides."
         )
-    hiding, short = fitted().hiding, []
-    for nodes in plan.job.nodes:
-        time = plan.row(algorithm, nodes).time
-        assert time is not None
-        step = time.prediction.step
-        if step.hidden and step.hidden >= 0.999 * hiding.of_computation * step.computation:
-            short.append(nodes)
-    if short:
+    limit = 0.999 * HIDING.of_computation
+    if short := [row.nodes for row in rows if 0 < limit * row.step.computation <= row.step.hidden]:
         return (
             f"From {_nodes(min(short))} on the backward pass is too short to hide all that could be hidden: "
             "what more nodes add is waited for."
         )
     return (
-        f"The backward pass is long enough at every size: {100 * hiding.share(buckets):.0f} % of the "
+        f"The backward pass is long enough at every size: {100 * HIDING.share(buckets):.0f} % of the "
         "weights' gradients hide behind it."
     )
 
@@ -100,7 +76,7 @@ def _exchange(plan: Plan) -> Iterator[str]:
         f"gradients; {ours.algorithm} sends {_mb(ours.traffic.exchange)} in their place, "
         f"{100 * saved / theirs.total:.1f} % less of all bytes."
     )
-    weights = plan.size.trained // value_bytes(plan.job.configs[0])
+    weights = plan.size.trained // dtype_of(plan.job.configs[0]).itemsize
     yield (
         "Features grow with the global batch and weights do not: OpenCLIP's exchange would be as large as "
         f"the weights' gradients at a batch of {weights // (2 * plan.size.features):,} (weights / "
@@ -108,38 +84,29 @@ def _exchange(plan: Plan) -> Iterator[str]:
     )
     if ours.time is None:
         return
-    error = model_errors().ratio_unseen.mean
-    saving = {nodes: _saving(plan, plan.row(ours.algorithm, nodes)) for nodes in plan.job.nodes}
+    error = ERRORS.ratio_unseen.mean
+    saving = {row.nodes: _saving(plan, row) for row in plan.rows if row.algorithm == ours.algorithm}
     ms, share = saving[ours.nodes]
     matters = [nodes for nodes, (_, part) in saving.items() if part > error]
-    verdict = (
-        f"From {_nodes(min(matters))} on it is more than the model's error of such ratios, "
-        f"{100 * error:.1f} %: there FastCLIP's exchange matters."
-        if matters
-        else f"That is within the model's error of such ratios, {100 * error:.1f} %: for the time of this "
-        "job FastCLIP's exchange does not matter."
-    )
+    limit = f"the model's error of such ratios, {100 * error:.1f} %"
+    verdict = f"That is within {limit}: for the time of this job FastCLIP's exchange does not matter."
+    if matters:
+        verdict = (
+            f"From {_nodes(min(matters))} on it is more than {limit}: there FastCLIP's exchange matters."
+        )
     yield f"At {_nodes(ours.nodes)} this saves {ms:.1f} ms, {100 * share:.1f} % of OpenCLIP's step. {verdict}"
 
 
 def _openclip(plan: Plan, row: Row) -> Traffic:
     """What OpenCLIP would send in the place of this row's algorithm."""
-    return step_traffic(
-        "openclip",
-        workers=row.workers,
-        local_batch=row.local_batch,
-        features=plan.size.features,
-        trained_bytes=plan.size.trained,
-        value_bytes=value_bytes(plan.job.configs[0]),
-    )
+    return traffic_of(plan.job.configs[0], plan.size, row.workers, row.local_batch, "openclip")
 
 
 def _saving(plan: Plan, row: Row) -> tuple[float, float]:
     """ms of a step that the smaller exchange saves, and their share of OpenCLIP's step."""
-    assert row.time is not None
     saved = _openclip(plan, row).exchange - row.traffic.exchange
     ms = saved / 1e6 * plan.network.likely.ms_per_megabyte(row.nodes)
-    return ms, ms / (row.time.prediction.step.total + ms)
+    return ms, ms / (row.step.total + ms)
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -158,7 +125,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _doubts(plan: Plan) -> Iterator[str]:
-    """Where the tables cannot support a number."""
+    """Where the tables cannot support a number, and how wrong the model is where they can."""
     job, name = plan.job, plan.job.network
     if not job.computation:
         return
@@ -182,7 +149,15 @@ def _doubts(plan: Plan) -> Iterator[str]:
             f"All measured nodes had {GPUS_PER_NODE} GPUs: with {job.gpus_per_node} the range may be "
             "too narrow."
         )
-    yield error_sentence()
+    seen, unseen, ratio, equal = (
+        f"{100 * size.mean:.1f} % (at most {100 * size.largest:.1f} %)"
+        for size in (ERRORS.step_seen, ERRORS.step_unseen, ERRORS.ratio_unseen, ERRORS.ratio_one)
+    )
+    yield (
+        f"On the paper's 24 cells with 2 to 8 nodes, of both algorithms, the model errs by {seen} of a step, "
+        f"and by {unseen} on tables that it has not seen. On the ratio of FastCLIP-v3 to OpenCLIP it errs by "
+        f"{ratio}; who takes them to be equal errs by {equal}."
+    )
 
 
 def _ours(plan: Plan) -> Row:

@@ -6,13 +6,12 @@ is late spends the least of it waiting. So workers are ordered by their time out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 from rich.table import Table
-from rich.text import Text
 
 from fastclip.tools.profiling.timeline import StepTimes
 
@@ -26,6 +25,7 @@ PARTS = {
     "data_wait": "of it waiting for data",
 }
 """The fields of StepTimes as they are shown, in the order of the paper's table."""
+_SENT = "KiB sent, "  # and the kind of collective
 
 
 @dataclass(frozen=True)
@@ -87,52 +87,51 @@ class AlgorithmProfile:
         return self.batch / max(worker.mean("total") for worker in self.workers) * 1000
 
     def _by_lateness(self) -> list[WorkerProfile]:
-        return sorted(
-            self.workers, key=lambda worker: worker.mean("total") - worker.mean("pure_communication")
-        )
-
-
-class Column(NamedTuple):
-    """A column of the table: a worker of each algorithm at one size."""
-
-    heading: str
-    size: int
-    pick: Callable[[AlgorithmProfile], WorkerProfile]
-    whole: bool
-    """Whether it also has what is true of all workers together."""
+        return sorted(self.workers, key=lambda w: w.mean("total") - w.mean("pure_communication"))
 
 
 class Row(NamedTuple):
-    """A line of the table."""
+    """A line of the table: a cell for each of `columns`."""
 
     category: str
     algorithm: str
     cells: list[str]
 
 
-def columns(profiles: list[AlgorithmProfile]) -> list[Column]:
-    """One for a worker alone, two for several."""
-    found = []
-    for size in sizes(profiles):
-        if size == 1:
-            found.append(Column("1 worker", 1, lambda profile: profile.median, True))
-            continue
-        found.append(Column(f"{size} workers, median", size, lambda profile: profile.median, True))
-        found.append(Column("slowest", size, lambda profile: profile.slowest, False))
-    return found
+def columns(profiles: list[AlgorithmProfile]) -> list[tuple[int, str]]:
+    """Numbers of workers, each with `median` and, for several workers, `slowest`."""
+    return [(size, who) for size in sizes(profiles) for who in ("median", "slowest")[: min(size, 2)]]
 
 
 def rows(profiles: list[AlgorithmProfile]) -> Iterator[Row]:
     """All lines, those of one category together."""
     by_place = {(profile.algorithm, profile.size): profile for profile in profiles}
-    for category, cell in _categories(profiles):
+    kinds = sorted({kind for profile in profiles for worker in profile.workers for kind in worker.sent})
+    sent = [f"{_SENT}{kind}" for kind in kinds]
+    for category in (*PARTS.values(), "samples/s", _speed_up_over(profiles), *sent, "peak memory, MiB"):
         for algorithm in algorithms(profiles):
-            cells = []
-            for column in columns(profiles):
-                profile = by_place.get((algorithm, column.size))
-                cells.append("" if profile is None else cell(profile, column))
+            found = [(by_place.get((algorithm, size)), who) for size, who in columns(profiles)]
+            cells = [_cells(p, who, profiles).get(category, "") if p else "" for p, who in found]
             if any(cells):
                 yield Row(category, algorithm, cells)
+
+
+def _cells(profile: AlgorithmProfile, who: str, profiles: list[AlgorithmProfile]) -> dict[str, str]:
+    """A column of one algorithm by category; what is true of all workers together stands by the median."""
+    worker: WorkerProfile = getattr(profile, who)
+    cells = {name: f"{worker.mean(part):.2f} ({worker.spread(part):.2f})" for part, name in PARTS.items()}
+    if who == "median":
+        cells["samples/s"] = f"{profile.samples_per_second:,.1f}"
+        ratio = speed_up(profile, profiles) if len(sizes(profiles)) > 1 else None
+        cells[_speed_up_over(profiles)] = "" if ratio is None else f"{ratio:.2f} ×"
+    cells |= {f"{_SENT}{kind}": f"{count / 2**10:,.1f}" for kind, count in worker.sent.items()}
+    peak = worker.peak_memory
+    return cells | {"peak memory, MiB": "?" if peak is None else f"{peak / 2**20:,.0f}"}
+
+
+def _speed_up_over(profiles: list[AlgorithmProfile]) -> str:
+    fewest = min(sizes(profiles))
+    return f"speed-up over {fewest} worker{'s' if fewest > 1 else ''}"
 
 
 def as_table(profiles: list[AlgorithmProfile]) -> Table:
@@ -140,8 +139,9 @@ def as_table(profiles: list[AlgorithmProfile]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("ms a step")
     table.add_column("algorithm", no_wrap=True)
-    for column in columns(profiles):
-        table.add_column(Text(column.heading), justify="right")
+    for size, who in columns(profiles):
+        heading = "1 worker" if size == 1 else f"{size} workers, median" if who == "median" else who
+        table.add_column(heading, justify="right")
     last = ""
     for row in rows(profiles):
         table.add_row("" if row.category == last else row.category, row.algorithm, *row.cells)
@@ -162,48 +162,5 @@ def algorithms(profiles: list[AlgorithmProfile]) -> list[str]:
 def speed_up(profile: AlgorithmProfile, profiles: list[AlgorithmProfile]) -> float | None:
     """Pairs a second over those of the fewest workers; None if this algorithm was not measured there."""
     fewest = min(sizes(profiles))
-    for other in profiles:
-        if (other.algorithm, other.size) == (profile.algorithm, fewest):
-            return profile.samples_per_second / other.samples_per_second
-    return None
-
-
-Cell = Callable[[AlgorithmProfile, Column], str]
-
-
-def _categories(profiles: list[AlgorithmProfile]) -> Iterator[tuple[str, Cell]]:
-    for part, name in PARTS.items():
-        yield name, _time(part)
-    yield "samples/s", lambda profile, column: f"{profile.samples_per_second:,.1f}" if column.whole else ""
-    if len(sizes(profiles)) > 1:
-        fewest = sizes(profiles)[0]
-        name = f"speed-up over {fewest} worker{'s' if fewest > 1 else ''}"
-        yield name, lambda profile, column: _ratio(speed_up(profile, profiles)) if column.whole else ""
-    for kind in sorted({kind for profile in profiles for worker in profile.workers for kind in worker.sent}):
-        yield f"KiB sent, {kind}", _sent(kind)
-    yield "peak memory, MiB", _peak
-
-
-def _time(part: str) -> Cell:
-    def mean_and_spread(profile: AlgorithmProfile, column: Column) -> str:
-        worker = column.pick(profile)
-        return f"{worker.mean(part):.2f} ({worker.spread(part):.2f})"
-
-    return mean_and_spread
-
-
-def _peak(profile: AlgorithmProfile, column: Column) -> str:
-    peak = column.pick(profile).peak_memory
-    return "?" if peak is None else f"{peak / 2**20:,.0f}"
-
-
-def _sent(kind: str) -> Cell:
-    def kibibytes(profile: AlgorithmProfile, column: Column) -> str:
-        sent = column.pick(profile).sent.get(kind)
-        return "" if sent is None else f"{sent / 2**10:,.1f}"
-
-    return kibibytes
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} ×"
+    rates = {p.algorithm: p.samples_per_second for p in profiles if p.size == fewest}
+    return profile.samples_per_second / rates[profile.algorithm] if profile.algorithm in rates else None

@@ -7,35 +7,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+_Rule = tuple[str, int, Callable[[int], float]]
+"""A c10d operator's kind, the position of what it sends, and the bytes sent for each byte of that, by K."""
 
-class _Rule(NamedTuple):
-    """How a c10d operator is counted."""
-
-    kind: str
-    argument: int
-    """Which of its arguments holds the tensors that say how much is sent."""
-    share: Callable[[int], float]
-    """Bytes sent for each byte of them, by K."""
-
-
-_RULES = {
-    "allreduce_": _Rule("all_reduce", 0, lambda K: 2 * (K - 1) / K),
-    "allgather_": _Rule("all_gather", 1, lambda K: K - 1),
-    "_allgather_base_": _Rule("all_gather", 1, lambda K: K - 1),
-    "reduce_scatter_": _Rule("reduce_scatter", 0, lambda K: K - 1),
-    "_reduce_scatter_base_": _Rule("reduce_scatter", 0, lambda K: K - 1),
-    "broadcast_": _Rule("broadcast", 0, lambda K: (K - 1) / K),  # all but the last hand it on: their mean
-    "scatter_": _Rule("scatter", 1, lambda K: (K - 1) / K),  # the root has one for each, the others none
-    "alltoall_": _Rule("all_to_all", 1, lambda K: (K - 1) / K),
-    "alltoall_base_": _Rule("all_to_all", 1, lambda K: (K - 1) / K),
-    "send": _Rule("send", 0, lambda K: 1),
+_RULES: dict[str, _Rule] = {
+    "allreduce_": ("all_reduce", 0, lambda K: 2 * (K - 1) / K),
+    "allgather_": ("all_gather", 1, lambda K: K - 1),
+    "_allgather_base_": ("all_gather", 1, lambda K: K - 1),
+    "reduce_scatter_": ("reduce_scatter", 0, lambda K: K - 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 0, lambda K: K - 1),
+    "broadcast_": ("broadcast", 0, lambda K: (K - 1) / K),  # all but the last hand it on: their mean
+    "scatter_": ("scatter", 1, lambda K: (K - 1) / K),  # the root has one for each, the others none
+    "alltoall_": ("all_to_all", 1, lambda K: (K - 1) / K),
+    "alltoall_base_": ("all_to_all", 1, lambda K: (K - 1) / K),
+    "send": ("send", 0, lambda K: 1),
 }
 _SENDS_NOTHING = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_")
 
@@ -60,12 +51,10 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__.split(".")[0]
         if func.namespace == "c10d" and name not in _SENDS_NOTHING:
-            rule = _RULES.get(name, _Rule(name, 0, lambda K: 1))  # one that we do not know: its tensors, once
-            self.sent[rule.kind] += rule.share(dist.get_world_size()) * _size(args[rule.argument])
+            kind, place, share = _RULES.get(name, (name, 0, lambda K: 1))  # an unknown one: its tensors, once
+            self.sent[kind] += share(dist.get_world_size()) * _size(args[place])
         return func(*args, **(kwargs or {}))
 
 
 def _size(tensors: object) -> int:
-    return sum(
-        leaf.numel() * leaf.element_size() for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)
-    )
+    return sum(leaf.nbytes for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))

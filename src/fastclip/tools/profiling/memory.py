@@ -58,16 +58,7 @@ class Memory(NamedTuple):
     @property
     def counted(self) -> int:
         """All but the activations."""
-        parts = (
-            self.weights,
-            self.gradients,
-            self.optimizer,
-            self.batch,
-            self.features,
-            self.loss,
-            self.state,
-        )
-        return sum(part or 0 for part in parts)
+        return sum(part or 0 for part in self[:-1])
 
 
 class ModelSize(NamedTuple):
@@ -91,21 +82,23 @@ def towers_on_meta(config: TrainConfig) -> TwoTowers:
     """The run's model, with shapes and without memory. Weights to start from would change nothing."""
     name = find_model(config.model.name)
     start: dict[str, Any] = {"init_logit_bias": -10.0 if config.algorithm == "siglip" else None}
+    start |= {"load_weights": False, "pretrained_text": False, "device": "meta"}
+    shown = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # open_clip warns that weights are random; here there are none
     try:
-        with torch.device("meta"), _quiet():
-            clip = open_clip.create_model(
-                name, load_weights=False, pretrained_text=False, device="meta", **start
-            )
+        with torch.device("meta"):
+            clip = open_clip.create_model(name, **start)
     except Exception as error:  # each tower's library has its own
-        raise ValueError(
-            f"model.name={config.model.name!r} cannot be built without weights: {error}"
-        ) from error
+        told = f"model.name={config.model.name!r} cannot be built without weights: {error}"
+        raise ValueError(told) from error
+    finally:
+        logging.disable(shown)
     # SyncBatchNorm has the same tensors as BatchNorm
     batch_norm: BatchNorm = "frozen" if config.model.batch_norm == "frozen" else "local"
     towers = TwoTowers(clip, name, open_clip.get_model_config(name), config.model.freeze, batch_norm)
     if not find_algorithm(config.algorithm).peer:
         towers.freeze_logit_scale()
-    return towers.to(_dtype(config)).train()
+    return towers.to(dtype_of(config)).train()
 
 
 def model_size(towers: TwoTowers) -> ModelSize:
@@ -140,8 +133,8 @@ def _kept_of_a_pair(towers: TwoTowers) -> int:
         kept[tensor.untyped_storage()._cdata] = tensor  # which also keeps the address from being used again
         return tensor
 
-    pairs, size = _TRIED_PAIRS, towers.image_size
-    images = torch.empty(pairs, 3, size, size, device="meta")
+    pairs, side = _TRIED_PAIRS, towers.image_size
+    images = torch.empty(pairs, 3, side, side, device="meta")
     tokens = torch.empty(pairs, towers.context_length, dtype=torch.int64, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         towers(images, tokens)
@@ -162,11 +155,7 @@ class _Fused(torch.autograd.Function):
 def _fused_attention() -> Iterator[None]:
     """Attention on meta is the unfused one: there is no kernel to choose."""
     unfused = nn.functional.scaled_dot_product_attention
-
-    def fused(query: Tensor, key: Tensor, value: Tensor, *options: Any, **more: Any) -> Tensor:
-        return _Fused.apply(query, key, value)
-
-    nn.functional.scaled_dot_product_attention = fused
+    nn.functional.scaled_dot_product_attention = lambda q, k, v, *_, **options: _Fused.apply(q, k, v)
     try:
         yield
     finally:
@@ -184,23 +173,18 @@ def memory(
 ) -> Memory:
     """What one worker needs; the first, which has the largest part of the samples' state.
 
-    Args:
-        config: a resolved one.
-        pairs: in the data set; None if that is not known.
-        activations: what `activation_bytes` gives; None if that is not known.
+    Of a resolved config. `pairs` of the data and `activations`, of `activation_bytes`, are None if unknown.
     """
-    row, dtype = find_algorithm(config.algorithm), _dtype(config)
+    row, dtype = find_algorithm(config.algorithm), dtype_of(config)
     own_tau = not row.peer and row.temperature != "individual"  # one τ, in the loss
-    tau = dtype.itemsize if own_tau else 0
-    trained_tau = tau if row.temperature == "learnable" else 0
-    pixels = 3 * size.image_size**2
+    trained_tau = own_tau and row.temperature == "learnable"
+    gradients = size.trained + trained_tau * dtype.itemsize
+    pair = 3 * size.image_size**2 * dtype.itemsize + size.context_length * 8
     return Memory(
-        weights=size.weights + size.buffers + tau,
-        gradients=size.trained + trained_tau,
-        optimizer=_optimizer_bytes(
-            config, size.trained + trained_tau, size.trained_tensors + bool(trained_tau)
-        ),
-        batch=local_batch * (pixels * dtype.itemsize + size.context_length * 8),
+        weights=size.weights + size.buffers + own_tau * dtype.itemsize,
+        gradients=gradients,
+        optimizer=_optimizer_bytes(config, gradients, size.trained_tensors + trained_tau),
+        batch=local_batch * pair,
         features=_feature_bytes(config, workers, local_batch, size.features),
         loss=_loss_bytes(config, workers, local_batch, size.features),
         state=state_bytes(config, pairs, workers),
@@ -210,14 +194,21 @@ def memory(
 
 def state_bytes(config: TrainConfig, pairs: int | None, workers: int) -> int | None:
     """The first worker's part of what is remembered of each pair: 8 bytes a pair, 36 with individual τ."""
-    if not find_algorithm(config.algorithm).fcco:
+    row = find_algorithm(config.algorithm)
+    if not row.fcco:
         return 0
     if pairs is None:
         return None
-    individual = find_algorithm(config.algorithm).temperature == "individual"
-    tau = loss_settings(config).tau if individual else None
-    state = SampleState(pairs, _Imagined(workers), tau, torch.device("meta"), _dtype(config))
+    tau = loss_settings(config).tau if row.temperature == "individual" else None
+    state = SampleState(pairs, _Imagined(workers), tau, torch.device("meta"), dtype_of(config))
     return _bytes([*state.columns.values(), state.visited])
+
+
+class _Imagined(Exchange):
+    """So many workers, of which this is the first."""
+
+    def __init__(self, workers: int):
+        self.group, self.world_size, self.rank = None, workers, 0
 
 
 def tile_bytes(sims: list[Similarity]) -> int:
@@ -229,27 +220,12 @@ def tile_bytes(sims: list[Similarity]) -> int:
     return (whole + sum(tiles) + again) * size
 
 
-class _Imagined(Exchange):
-    """So many workers, of which this is the first."""
-
-    def __init__(self, workers: int):
-        self.group, self.world_size, self.rank = None, workers, 0
-
-
 def _optimizer_bytes(config: TrainConfig, trained: int, tensors: int) -> int:
     """By what the real optimizer keeps of a parameter of two numbers: tensors of its shape, and counters."""
     row = optim_row(config)
     probe = nn.Parameter(torch.zeros(2))
-    optimizer = build_optimizer(
-        config.optimizer,
-        [("probe", probe)],
-        [],
-        lr=1.0,
-        weight_decay=0.0,
-        betas=row.betas,
-        eps=row.eps,
-        momentum=row.momentum,
-    )
+    options: dict[str, Any] = {"betas": row.betas, "eps": row.eps, "momentum": row.momentum}
+    optimizer = build_optimizer(config.optimizer, [("probe", probe)], [], lr=1.0, weight_decay=0.0, **options)
     kept = [value for value in optimizer.state[probe].values() if isinstance(value, Tensor)]
     slots = [value for value in kept if value.shape == probe.shape]
     counters = _bytes(value for value in kept if value.shape != probe.shape)
@@ -258,7 +234,7 @@ def _optimizer_bytes(config: TrainConfig, trained: int, tensors: int) -> int:
 
 def _feature_bytes(config: TrainConfig, K: int, b: int, d: int) -> int:
     """Of both towers: local, gathered, gradients."""
-    size, local, everyone = _dtype(config).itemsize, 2 * b * d, 2 * K * b * d
+    size, local, everyone = dtype_of(config).itemsize, 2 * b * d, 2 * K * b * d
     if config.algorithm == "openclip":  # gathered in pieces, put together; and the gradients of all of them
         return size * (2 * local + (3 * everyone if K > 1 else 0))
     if config.algorithm == "siglip":  # other workers' texts, kept for the backward pass
@@ -272,7 +248,7 @@ def _feature_bytes(config: TrainConfig, K: int, b: int, d: int) -> int:
 
 
 def _loss_bytes(config: TrainConfig, K: int, b: int, d: int) -> int:
-    B, dtype = K * b, _dtype(config)
+    B, dtype = K * b, dtype_of(config)
     if config.algorithm == "siglip":  # of each worker's texts: labels, and logits with their signs
         return b * B * 2 * dtype.itemsize
     if config.algorithm == "openclip":  # logits of both sides, and their log-softmax in full precision
@@ -293,20 +269,10 @@ def _activations(config: TrainConfig, size: ModelSize, b: int, a_pair: Range | N
     return Range(low // 2 + copies, high + copies)  # norms and the like stay in float32
 
 
-def _dtype(config: TrainConfig) -> torch.dtype:
+def dtype_of(config: TrainConfig) -> torch.dtype:
+    """Of weights, features and estimators, whatever the towers compute in."""
     return torch.float64 if config.precision == "float64" else torch.float32
 
 
 def _bytes(tensors: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """open_clip warns that weights are random; here there are none."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
+    return sum(tensor.nbytes for tensor in tensors)

@@ -23,7 +23,8 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
-            _give_back_freed()
+            with suppress(OSError, AttributeError):  # glibc gives back what an earlier model freed,
+                ctypes.CDLL(None).malloc_trim(0)  # or the next would seem to need nothing
             try:
                 _FORGET.write_text("5")  # the highest so far is what it is now
             except OSError:
@@ -44,25 +45,16 @@ class PeakMemory:
         return self._highest() - self._before if self._known else None
 
     def _highest(self) -> int:
-        return (
-            torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _most_resident()
-        )
-
-
-def _give_back_freed() -> None:
-    """What an earlier model freed goes back to the system, or the next would seem to need nothing."""
-    with suppress(OSError, AttributeError):  # glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self.device) if on_gpu else _most_resident()
 
 
 def _most_resident() -> int:
     """Libraries and pictures that are mapped do not count: whoever comes first would pay for all."""
     try:
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-        highest, files, shared = (
-            int(lines[name].split()[0]) << 10 for name in ("VmHWM", "RssFile", "RssShmem")
-        )
-        return highest - files - shared
+        kib = {name: int(lines[name].split()[0]) for name in ("VmHWM", "RssFile", "RssShmem")}
+        return (kib["VmHWM"] - kib["RssFile"] - kib["RssShmem"]) << 10
     except (OSError, KeyError):
         highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return highest if sys.platform == "darwin" else highest << 10

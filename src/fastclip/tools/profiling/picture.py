@@ -42,13 +42,8 @@ def draw(profiles: list[AlgorithmProfile]) -> bytes:
     width = max(_LEAST, _BAR * (len(profiles) + _GAP * len(sizes(profiles))) + 0.9)
     communicate, several = sizes(profiles)[-1] > 1, len(sizes(profiles)) > 1
     widths = [width, *[width] * communicate, *[_LEAST] * several]
-    style = {
-        "font.size": 9,
-        "legend.fontsize": 8,
-        "hatch.linewidth": 0.6,
-        "figure.constrained_layout.h_pad": 0.1,
-    }
-    with matplotlib.rc_context(style_of(PAPER) | style):
+    style = {"font.size": 9, "legend.fontsize": 8, "hatch.linewidth": 0.6}
+    with matplotlib.rc_context(style_of(PAPER) | style | {"figure.constrained_layout.h_pad": 0.1}):
         figure = Figure(figsize=(sum(widths) + 0.4, _HEIGHT), layout="constrained")
         FigureCanvasAgg(figure)
         panels = iter(figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0])
@@ -68,13 +63,8 @@ def _draw_bars(axes: Axes, profiles: list[AlgorithmProfile], parts: list[Part], 
     bottoms = [0.0] * len(ordered)
     for part in parts:
         heights = [profile.median.mean(part.field) for profile in ordered]
-        style: dict[str, Any] = {
-            "color": part.colour,
-            "hatch": part.hatch,
-            "edgecolor": "white",
-            "linewidth": 0.4,
-        }
-        axes.bar(places, heights, 0.82, bottom=bottoms, label=part.label, **style)
+        style: dict[str, Any] = {"hatch": part.hatch, "edgecolor": "white", "linewidth": 0.4}
+        axes.bar(places, heights, 0.82, bottom=bottoms, label=part.label, color=part.colour, **style)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axes.set_ylim(0, 1.06 * max(bottoms) or 1)
     axes.set_xticks(places, names, rotation=90, fontsize=8)
@@ -101,19 +91,10 @@ def _places(profiles: list[AlgorithmProfile]) -> tuple[list[float], list[str], l
 def _draw_speed_up(axes: Axes, profiles: list[AlgorithmProfile]) -> None:
     for number, algorithm in enumerate(algorithms(profiles)):
         own = sorted((p for p in profiles if p.algorithm == algorithm), key=lambda profile: profile.size)
-        ratios = [
-            (profile.size, ratio) for profile in own if (ratio := speed_up(profile, profiles)) is not None
-        ]
-        axes.plot(
-            [size for size, _ in ratios],
-            [ratio for _, ratio in ratios],
-            color=PAPER.lines[number % len(PAPER.lines)],
-            linestyle=DASHES[number % len(DASHES)],
-            marker=MARKS[number % len(MARKS)],
-            markersize=4,
-            linewidth=1.4,
-            label=algorithm,
-        )
+        ratios = {p.size: ratio for p in own if (ratio := speed_up(p, profiles)) is not None}
+        colour, dash, mark = (some[number % len(some)] for some in (PAPER.lines, DASHES, MARKS))
+        style: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": mark, "markersize": 4}
+        axes.plot(list(ratios), list(ratios.values()), linewidth=1.4, label=algorithm, **style)
     ends = sizes(profiles)[0], sizes(profiles)[-1]
     axes.plot(ends, [end / ends[0] for end in ends], color=PAPER.rule, linewidth=0.8, label="ideal")
     axes.set_xticks(sizes(profiles))

@@ -1,4 +1,4 @@
-"""What a job will need before machines are rented: memory, bytes, time of a step, by algorithm and size."""
+"""Memory, bytes and time of a step for each algorithm and size, before machines are rented."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import NamedTuple
 from fastclip.config.options import TrainConfig
 from fastclip.config.resolved import loss_row
 from fastclip.terminal import progress
-from fastclip.tools.profiling.fitting import fitted, model_errors
 from fastclip.tools.profiling.job import Job
 from fastclip.tools.profiling.memory import (
     Memory,
     ModelSize,
-    Range,
     activation_bytes,
+    dtype_of,
     memory,
     model_size,
     towers_on_meta,
 )
-from fastclip.tools.profiling.prediction import Bounds, Prediction, bounds, predict
+from fastclip.tools.profiling.network import Bounds, Prediction, StepTime, bounds, predict
 from fastclip.tools.profiling.traffic import Traffic, step_traffic
 
 
@@ -47,6 +46,11 @@ class Row(NamedTuple):
     def batch(self) -> int:
         return self.workers * self.local_batch
 
+    @property
+    def step(self) -> StepTime:
+        assert self.time is not None  # a job knows the computation of all its algorithms, or of none
+        return self.time.prediction.step
+
 
 class Plan(NamedTuple):
     """The answer."""
@@ -62,57 +66,41 @@ class Plan(NamedTuple):
 
 
 def make_plan(job: Job) -> Plan:
-    """Build the models without memory, count, and foretell."""
-    for nodes in job.nodes:
-        job.local_batch(nodes)  # a batch that cannot be divided is told before anything is built
-    network = bounds(job.network, fitted())
+    """Build the models without memory, count, and estimate."""
+    network, activations = bounds(job.network), None
     rows, sizes = [], []
     with progress("building models without weights", "models") as update:
         update(0, len(job.configs))
-        activations = None
         for number, config in enumerate(job.configs):
             towers = towers_on_meta(config)
             if activations is None and not config.model.gradient_checkpointing:
                 activations = activation_bytes(towers)
-            sizes.append(model_size(towers))
-            rows += [_row(job, config, sizes[-1], activations, network, nodes) for nodes in job.nodes]
+            size = model_size(towers)
+            for nodes in job.nodes:
+                workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
+                place = {"workers": workers, "local_batch": local_batch}
+                held = memory(config, size, **place, pairs=job.pairs, activations=activations)
+                sent = traffic_of(config, size, workers, local_batch)
+                time = _time(job, config, size, network, nodes)
+                rows.append(Row(config.algorithm, nodes, workers, local_batch, held, sent, time))
+            sizes.append(size)
             update(number + 1, len(job.configs))
     return Plan(job, sizes[0], network, rows)
 
 
-def _row(
-    job: Job, config: TrainConfig, size: ModelSize, activations: Range | None, network: Bounds, nodes: int
-) -> Row:
-    workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
-    return Row(
-        config.algorithm,
-        nodes,
-        workers,
-        local_batch,
-        memory(
-            config, size, workers=workers, local_batch=local_batch, pairs=job.pairs, activations=activations
-        ),
-        traffic_of(config, size, workers, local_batch),
-        _time(job, config, size, network, nodes),
-    )
-
-
-def traffic_of(config: TrainConfig, size: ModelSize, workers: int, local_batch: int) -> Traffic:
-    """What each worker of a run sends in a step."""
+def traffic_of(
+    config: TrainConfig, size: ModelSize, workers: int, local_batch: int, algorithm: str | None = None
+) -> Traffic:
+    """What each worker of a run sends in a step, or would send under another algorithm."""
     return step_traffic(
-        config.algorithm,
+        algorithm or config.algorithm,
         workers=workers,
         local_batch=local_batch,
         features=size.features,
         trained_bytes=size.trained,
-        value_bytes=value_bytes(config),
+        value_bytes=dtype_of(config).itemsize,
         wire_bytes=2 if loss_row(config).wire_dtype else None,  # float16 or bfloat16
     )
-
-
-def value_bytes(config: TrainConfig) -> int:
-    """Of a number in weights, features and estimators, whatever the towers compute in."""
-    return 8 if config.precision == "float64" else 4
 
 
 def _time(job: Job, config: TrainConfig, size: ModelSize, network: Bounds, nodes: int) -> Time | None:
@@ -120,19 +108,11 @@ def _time(job: Job, config: TrainConfig, size: ModelSize, network: Bounds, nodes
     if measured is None:
         return None
 
-    def foretold(nodes: int) -> tuple[Prediction, float]:
+    def predicted(nodes: int) -> tuple[Prediction, float]:
         workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
-        here = measured.at(local_batch)
-        prediction = predict(
-            traffic_of(config, size, workers, local_batch),
-            nodes,
-            network,
-            fitted(),
-            model_errors().step_unseen.largest,
-            computation=here.computation,
-            others=here.others,
-        )
+        sent, here = traffic_of(config, size, workers, local_batch), measured.at(local_batch)
+        prediction = predict(sent, nodes, network, computation=here.computation, others=here.others)
         return prediction, workers * local_batch / prediction.step.total * 1000
 
-    (prediction, rate), (_, alone) = foretold(nodes), foretold(1)
+    (prediction, rate), (_, alone) = predicted(nodes), predicted(1)
     return Time(prediction, rate, rate / alone)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastclip.options import VerbParser
-from fastclip.tools.profiling.prediction import NETWORKS, check_network
+from fastclip.tools.profiling.job import SETTINGS, Computation, Job, from_paper, from_profile, stated
+from fastclip.tools.profiling.network import CLUSTERS, ERRORS, HIDING, NETWORKS, check_network
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fastclip.config.options import TrainConfig
-    from fastclip.tools.profiling.computation import Computation
     from fastclip.tools.profiling.configs import Configs
-    from fastclip.tools.profiling.job import Job
-    from fastclip.tools.profiling.memory import Range
     from fastclip.tools.profiling.plan import Plan, Row
 
 _DESCRIPTION = f"""\
@@ -125,18 +124,14 @@ def _configs(given: Namespace, rest: list[str]) -> Configs:
 
 
 def _job(given: Namespace, configs: list[TrainConfig], nodes: list[int]) -> Job:
-    from fastclip.tools.profiling.job import Job
-
     job = Job(configs, nodes, given.gpus_per_node, given.network, given.batch_per_gpu, None, {})
-    local_batches = [job.local_batch(count) for count in nodes]
+    local_batches = [job.local_batch(count) for count in nodes]  # which checks that it can be divided
     computation = _computation(given, configs, local_batches[0])
     return replace(job, computation=computation, pairs=_pairs(given, configs[0]))
 
 
 def _computation(given: Namespace, configs: list[TrainConfig], first_batch: int) -> dict[str, Computation]:
     """Of each algorithm, or nothing."""
-    from fastclip.tools.profiling.computation import from_paper, from_profile, stated
-
     if given.compute_ms is not None:
         return {config.algorithm: stated(given.compute_ms, first_batch) for config in configs}
     if given.profile is not None:
@@ -150,8 +145,6 @@ def _computation(given: Namespace, configs: list[TrainConfig], first_batch: int)
 
 def _pairs(given: Namespace, config: TrainConfig) -> int | None:
     """As given, as counted, or as the paper says of its own recipes."""
-    from fastclip.tools.profiling.paper import SETTINGS
-
     if given.pairs is not None:
         return given.pairs
     if config.data.train is None:
@@ -172,62 +165,19 @@ def _recipe(given: Namespace) -> str:
     return Path(given.config[-1]).stem if given.config else ""
 
 
-def tables(plan: Plan) -> list[Table]:
+def tables(plan: Plan) -> Iterator[Table]:
     """Memory, bytes and time."""
-    found = [_memory_table(plan), _bytes_table(plan)]
-    return [*found, _time_table(plan)] if plan.job.computation else found
+    counted = ["weights", "gradients", "optimizer", "batch", "features", "loss", "state", "sum"]
+    yield _table("Memory of a worker, MiB", [*counted, "activations (estimate)"], plan, _memory_cells)
+    sent = ["features", "their gradients", "scalars", "weights' gradients", "all", "exchange / weights"]
+    yield _table("Sent by a worker in a step, MB", sent, plan, _bytes_cells)
+    if plan.job.computation:
+        title = f"Time of a step on {plan.job.network}, ms"
+        parts = ["step", "range", "communication", "hidden", "waited for", "pairs/s"]
+        yield _table(title, [*parts, "speed-up over one node"], plan, _time_cells)
 
 
-def _memory_table(plan: Plan) -> Table:
-    headings = [
-        "weights",
-        "gradients",
-        "optimizer",
-        "batch",
-        "features",
-        "loss",
-        "state",
-        "sum",
-        "activations (estimate)",
-    ]
-    table = _table("Memory of a worker, MiB", headings)
-    for row in plan.rows:
-        m = row.memory
-        parts = [m.weights, m.gradients, m.optimizer, m.batch, m.features, m.loss, m.state, m.counted]
-        table.add_row(*_names(row), *map(_mib, parts), _range(m.activations))
-    return table
-
-
-def _bytes_table(plan: Plan) -> Table:
-    headings = ["features", "their gradients", "scalars", "weights' gradients", "all", "exchange / weights"]
-    table = _table("Sent by a worker in a step, MB", headings)
-    for row in plan.rows:
-        t = row.traffic
-        parts = [t.features, t.feature_gradients, t.scalars, t.weights, t.total]
-        share = f"{100 * t.exchange / t.weights:.2f} %" if t.weights else "–"
-        table.add_row(*_names(row), *(f"{part / 1e6:,.2f}" for part in parts), share)
-    return table
-
-
-def _time_table(plan: Plan) -> Table:
-    headings = ["step", "range", "communication", "hidden", "waited for", "pairs/s", "speed-up over one node"]
-    table = _table(f"Time of a step on {plan.job.network}, ms", headings)
-    for row in plan.rows:
-        if row.time is None:
-            continue
-        step, low, high = row.time.prediction
-        table.add_row(
-            *_names(row),
-            f"{step.total:,.0f}",
-            f"{low:,.0f}–{high:,.0f}",
-            *(f"{part:,.0f}" for part in (step.communication, step.hidden, step.pure)),
-            f"{row.time.pairs_per_second:,.0f}",
-            f"{row.time.speed_up:.2f} ×",
-        )
-    return table
-
-
-def _table(title: str, headings: list[str]) -> Table:
+def _table(title: str, headings: list[str], plan: Plan, cells: Callable[[Row], list[str]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -236,11 +186,30 @@ def _table(title: str, headings: list[str]) -> Table:
     table.add_column("algorithm", no_wrap=True)
     for heading in ("nodes", "GPUs", "pairs a GPU", *headings):
         table.add_column(heading, justify="right")
+    for row in plan.rows:
+        table.add_row(row.algorithm, str(row.nodes), str(row.workers), f"{row.local_batch:,}", *cells(row))
     return table
 
 
-def _names(row: Row) -> list[str]:
-    return [row.algorithm, str(row.nodes), str(row.workers), f"{row.local_batch:,}"]
+def _memory_cells(row: Row) -> list[str]:
+    *counted, activations = row.memory
+    ends = [f"{count / 2**20:,.0f}" for count in activations or ()]
+    return [*map(_mib, (*counted, row.memory.counted)), "–".join(dict.fromkeys(ends)) or "?"]
+
+
+def _bytes_cells(row: Row) -> list[str]:
+    t = row.traffic
+    parts = [t.features, t.feature_gradients, t.scalars, t.weights, t.total]
+    share = f"{100 * t.exchange / t.weights:.2f} %" if t.weights else "–"
+    return [*(f"{part / 1e6:,.2f}" for part in parts), share]
+
+
+def _time_cells(row: Row) -> list[str]:
+    assert row.time is not None
+    (step, low, high), rate, speed_up = row.time
+    parts = [step.communication, step.hidden, step.pure, rate]
+    cells = [f"{step.total:,.0f}", f"{low:,.0f}–{high:,.0f}", *(f"{part:,.0f}" for part in parts)]
+    return [*cells, f"{speed_up:.2f} ×"]
 
 
 def _mib(count: int | None) -> str:
@@ -249,58 +218,32 @@ def _mib(count: int | None) -> str:
     return f"{count / 2**20:,.1f}" if count < 100 << 20 else f"{count / 2**20:,.0f}"
 
 
-def _range(estimate: Range | None) -> str:
-    if estimate is None:
-        return "?"
-    low, high = (f"{count / 2**20:,.0f}" for count in estimate)
-    return low if low == high else f"{low}–{high}"
-
-
 def as_dict(plan: Plan, told: list[str]) -> dict:
     """The same for machines: bytes, ms, pairs a second."""
-    from fastclip.tools.profiling.fitting import fitted, model_errors
-
-    job, fit = plan.job, fitted()
+    job = plan.job
+    asked = {name: getattr(job, name) for name in ("nodes", "gpus_per_node", "network", "pairs")}
+    computation = {name: known._asdict() for name, known in job.computation.items()}
     return {
-        "job": {
-            "model": job.configs[0].model.name,
-            "nodes": job.nodes,
-            "gpus_per_node": job.gpus_per_node,
-            "network": job.network,
-            "pairs": job.pairs,
-            "computation": {name: known._asdict() for name, known in job.computation.items()},
-        },
+        "job": {"model": job.configs[0].model.name, **asked, "computation": computation},
         "units": {"memory": "bytes", "sent": "bytes a step", "time": "ms"},
         "rows": [_row_dict(row) for row in plan.rows],
         "model": {
-            "networks": {name: vars(network) for name, network in fit.networks.items()},
-            "hiding": fit.hiding._asdict(),
-            "errors": {name: size._asdict() for name, size in model_errors()._asdict().items()},
+            "networks": {name: network._asdict() for name, network in CLUSTERS.items()},
+            "hiding": HIDING._asdict(),
+            "errors": {name: size._asdict() for name, size in ERRORS._asdict().items()},
         },
         "sentences": told,
     }
 
 
 def _row_dict(row: Row) -> dict:
-    memory, traffic, time = row.memory, row.traffic, row.time
-    found = {
-        "algorithm": row.algorithm,
-        "nodes": row.nodes,
-        "workers": row.workers,
-        "local_batch": row.local_batch,
-        "memory": memory._asdict()
-        | {"activations": memory.activations and memory.activations._asdict(), "counted": memory.counted},
-        "sent": traffic._asdict() | {"exchange": traffic.exchange, "total": traffic.total},
-        "time": None,
-    }
-    if time is not None:
-        step, low, high = time.prediction
-        found["time"] = step._asdict() | {
-            "pure": step.pure,
-            "step": step.total,
-            "low": low,
-            "high": high,
-            "pairs_per_second": time.pairs_per_second,
-            "speed_up": time.speed_up,
-        }
-    return found
+    memory, sent = row.memory, row.traffic
+    activations = memory.activations and memory.activations._asdict()
+    found = {name: getattr(row, name) for name in ("algorithm", "nodes", "workers", "local_batch")}
+    found["memory"] = memory._asdict() | {"activations": activations, "counted": memory.counted}
+    found["sent"] = sent._asdict() | {"exchange": sent.exchange, "total": sent.total}
+    if row.time is None:
+        return found | {"time": None}
+    (step, low, high), rate, speed_up = row.time
+    ends = {"pure": step.pure, "step": step.total, "low": low, "high": high}
+    return found | {"time": step._asdict() | ends | {"pairs_per_second": rate, "speed_up": speed_up}}

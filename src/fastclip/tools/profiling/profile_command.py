@@ -17,7 +17,6 @@ from fastclip.options import VerbParser
 
 if TYPE_CHECKING:
     from fastclip.config.options import TrainConfig
-    from fastclip.distributed.world import World
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
 
 DEFAULT_ALGORITHMS = "openclip,fastclip-v1,fastclip-v2,fastclip-v3"  # those of the paper's Figure
@@ -68,34 +67,31 @@ def profile(words: list[str]) -> None:
 
 
 def _profile_here(configs: list[TrainConfig], out: Path, given: Namespace) -> dict | None:
-    """As one worker, alone or of several; what is found is worker 0's to tell."""
+    """As one rank, alone or of several; rank 0 returns what all of them found."""
     from fastclip.distributed.world import joined, quiet_others
+    from fastclip.tools.profiling.breakdown import AlgorithmProfile
+    from fastclip.tools.profiling.profiler import profile_steps
     from fastclip.training.trainer import make_writable
 
     with joined(timeout=configs[0].timeout) as world:
         quiet_others(world)
         if world.main:
             make_writable(out)
-        profiles = [_profile_one(config, world, out, given) for config in configs]
+        profiles = []
+        for config in configs:
+            trace = out / f"trace-{config.algorithm}-rank{world.rank}.json.gz"
+            worker = profile_steps(config, world, trace, steps=given.steps, warmup=given.warmup)
+            profiles.append(AlgorithmProfile(config.algorithm, config.batch.size, world.gather(worker)))
     if not world.main:
         return None
     facts = {"steps": given.steps, "warmup": given.warmup, "versions": _versions(), "machine": _machine()}
     return facts | {"profiles": [asdict(profile) for profile in profiles]}
 
 
-def _profile_one(config: TrainConfig, world: World, out: Path, given: Namespace) -> AlgorithmProfile:
-    from fastclip.tools.profiling.breakdown import AlgorithmProfile
-    from fastclip.tools.profiling.profiler import profile_steps
-
-    trace = out / f"trace-{config.algorithm}-rank{world.rank}.json.gz"
-    worker = profile_steps(config, world, trace, steps=given.steps, warmup=given.warmup)
-    return AlgorithmProfile(config.algorithm, config.batch.size, world.gather(worker))
-
-
 def _profile_sizes(
     rest: list[str], configs: list[TrainConfig], sizes: list[int], out: Path, given: Namespace
 ) -> dict:
-    """As one process after another for each number of workers."""
+    """As several processes for each number of workers, one number after another."""
     import torch
 
     from fastclip.distributed.world import find_place
@@ -121,9 +117,9 @@ def _keep_and_show(found: dict, out: Path, as_json: bool) -> None:
     from fastclip.tools.report.output import write
 
     profiles = [AlgorithmProfile.from_dict(saved) for saved in found["profiles"]]
-    about = {"command": found["command"], "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     units = {"times": "ms", "sent": "bytes a step", "peak_memory": "bytes"}
-    found = about | {"units": units} | found
+    found = {"command": found["command"], "date": now, "units": units} | found
     text = json.dumps(found, indent=1) + "\n"
     write_whole(out / PROFILE_FILE, text)
     write(draw(profiles), out / PICTURE_FILE)
@@ -139,18 +135,18 @@ def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
 
     console().print(as_table(profiles))
     local = f"{profiles[0].batch // profiles[0].size:,} pairs a step on each worker"
-    if len(sizes(profiles)) > 1:
-        local += ", however many there are"
+    most = max(sizes(profiles))
+    any_size = ", however many there are" if len(sizes(profiles)) > 1 else ""
     lines = [
-        f"Mean (sd) of {found['steps']} steps after {found['warmup']} to warm up; {local}.",
+        f"Mean (sd) of {found['steps']} steps after {found['warmup']} to warm up; {local}{any_size}.",
         "Pure communication is what no computation hides. Others is the rest of the total.",
         f"Peak memory is the {profiles[0].workers[0].memory}.",
     ]
-    if max(sizes(profiles)) > 1:
+    if most > 1:
         lines.append("The slowest worker is the one that the others wait for: the least pure communication.")
     cores, threads = found["machine"]["cores"], found["machine"]["threads"]
-    if not found["machine"]["gpu"] and max(sizes(profiles)) * threads > cores:
-        lines.append(f"! {max(sizes(profiles))} workers of {threads} threads share {cores} cores.")
+    if not found["machine"]["gpu"] and most * threads > cores:
+        lines.append(f"! {most} workers of {threads} threads share {cores} cores.")
     lines += [f"! {sentence}" for sentence in found["left_out"]]
     print("\n".join(["", *lines, f"Figures, a picture and traces for ui.perfetto.dev: {out}"]))
 
@@ -192,11 +188,10 @@ def _machine() -> dict:
 
     from fastclip.files import cores
 
-    on_gpu = torch.cuda.is_available()
     return {
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }

@@ -29,6 +29,8 @@ WAITING_FOR_DATA = "waiting for data"
 Spans = NDArray[np.int64]
 """Starts and ends in ns, one row a span; what `covered` and `free` give is disjoint and in order."""
 
+Window = tuple[int, int]
+"""Where a step starts and ends, in ns."""
 Kind = Literal["computation", "communication", "data"]
 _NOT_COMPUTED = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "autograd", "torch", "profiler")
 _OPERATOR = re.compile(rf"(?!(?:{'|'.join(_NOT_COMPUTED)})::)\w+::\w")  # aten::mm, torchvision::nms
@@ -77,10 +79,7 @@ def step_times(events: Iterable[dict], device: str) -> list[StepTimes]:
             "the rights for that (NVIDIA's page on ERR_NVGPUCTRPERM says how); KINETO_LOG_LEVEL=0 tells more."
         )
     computed, communicated, waited = (_spans(found[kind]) for kind in found)
-    return [
-        _times(window, computed, communicated, waited, in_this_process=device != "cuda")
-        for window in _windows(lasting)
-    ]
+    return [_times(window, computed, communicated, waited, device != "cuda") for window in _windows(lasting)]
 
 
 def kind_on_gpu(event: dict) -> Kind | None:
@@ -109,23 +108,19 @@ def _kind_of_wait(event: dict) -> Kind | None:
     return "data" if event["name"] == WAITING_FOR_DATA and event.get("cat") == "user_annotation" else None
 
 
-def _windows(lasting: list[dict]) -> list[tuple[int, int]]:
+def _windows(lasting: list[dict]) -> list[Window]:
     """Each step lasts until the next one begins, the last one until its own end."""
-    steps = [
-        e for e in lasting if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep#")
-    ]
-    spans = _spans(steps)
+    named = [event for event in lasting if event["name"].startswith("ProfilerStep#")]
+    spans = _spans([event for event in named if event.get("cat") == "user_annotation"])
     if not len(spans):
         raise ValueError("The trace has no ProfilerStep# in it; was the profiler told where steps begin?")
     starts = [*spans[:, 0].tolist(), int(spans[-1, 1])]
     return list(pairwise(starts))
 
 
-def _times(
-    window: tuple[int, int], computed: Spans, communicated: Spans, waited: Spans, in_this_process: bool
-) -> StepTimes:
+def _times(window: Window, computed: Spans, communicated: Spans, waited: Spans, on_cpu: bool) -> StepTimes:
     waited = covered(waited, window)
-    if in_this_process:  # operators that decode a batch are no computation of the step
+    if on_cpu:  # operators that decode a batch are no computation of the step
         computed = common(computed, free(waited, window), window)
     computed, communicated = covered(computed, window), covered(communicated, window)
     busy = covered(np.concatenate([computed, communicated]), window)
@@ -143,7 +138,7 @@ def _times(
     return StepTimes(**{name: nanoseconds / 1e6 for name, nanoseconds in times.items()})
 
 
-def covered(spans: Spans, window: tuple[int, int]) -> Spans:
+def covered(spans: Spans, window: Window) -> Spans:
     """The time of the window that lies in any of the spans."""
     inside = np.clip(spans, *window)
     inside = inside[inside[:, 1] > inside[:, 0]]
@@ -156,14 +151,14 @@ def covered(spans: Spans, window: tuple[int, int]) -> Spans:
     return np.stack([inside[begins, 0], reached[ends]], axis=1)
 
 
-def free(spans: Spans, window: tuple[int, int]) -> Spans:
+def free(spans: Spans, window: Window) -> Spans:
     """The time of the window that lies in none of the spans."""
     taken = covered(spans, window)
     edges = np.r_[window[0], taken.ravel(), window[1]].reshape(-1, 2)
     return edges[edges[:, 1] > edges[:, 0]]
 
 
-def common(some: Spans, others: Spans, window: tuple[int, int]) -> Spans:
+def common(some: Spans, others: Spans, window: Window) -> Spans:
     """The time of the window that lies in both."""
     return free(np.concatenate([free(some, window), free(others, window)]), window)
 

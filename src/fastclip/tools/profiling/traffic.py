@@ -61,17 +61,13 @@ def step_traffic(
     row, K = find_algorithm(algorithm), workers
     if K < 1 or local_batch < 1:
         raise ValueError(f"workers={workers} and local_batch={local_batch} must be at least 1.")
-    side = (
-        local_batch * features * (value_bytes if row.peer else wire_bytes or value_bytes)
-    )  # b×d of one tower
-    weights, pieces = all_reduce(K, trained_bytes), buckets(trained_bytes)
-    if row.name == "siglip":  # texts walk past all workers from both sides, and their gradients walk back
-        walk = (K - 1) * side
-        return Traffic(walk, walk, 0.0, weights, pieces)
-    gathered = 2 * all_gather(K, side)
+    sent_bytes = value_bytes if row.peer else wire_bytes or value_bytes
+    side = local_batch * features * sent_bytes  # b×d of one tower
+    towers = 1 if row.name == "siglip" else 2  # SigLIP's texts alone walk past all workers
+    sent, weights = towers * all_gather(K, side), all_reduce(K, trained_bytes)
     if row.peer:
-        return Traffic(gathered, gathered, 0.0, weights, pieces)
-    return Traffic(gathered, 0.0, _scalars(row, K, local_batch, value_bytes), weights, pieces)
+        return Traffic(sent, sent, 0.0, weights, buckets(trained_bytes))
+    return Traffic(sent, 0.0, _scalars(row, K, local_batch, value_bytes), weights, buckets(trained_bytes))
 
 
 def _scalars(row: Algorithm, K: int, b: int, value_bytes: int) -> float:

@@ -1,7 +1,7 @@
 """Runs of a study as processes: some at once, none twice, none left behind, and a failure stops no other.
 
 A job is `fastclip train` and then, if there are tests, `fastclip eval`, each a process in a group of its own
-that prints to OUT/logs/NAME.log. A child ends with its parent, even with one that is killed: see leash.py.
+that prints to OUT/logs/NAME.log. A child ends with its parent, even a killed one: see processes.py.
 Children hold the study's lock too: no second `fastclip compare` starts before the last of them has saved.
 """
 
@@ -12,24 +12,21 @@ import logging
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
 from fastclip.files import cores
+from fastclip.processes import PAUSE, PROGRAM, kill, start
 from fastclip.tools.study.board import Board
 from fastclip.tools.study.study import SCORES_FILE, failure_file, is_scored, is_trained
 
 log = logging.getLogger(__name__)
-PROGRAM = (sys.executable, "-m", "fastclip")
 STOPPED = 75  # the exit code of `fastclip train` that was asked to stop, and saved
-_PAUSE = 0.1  # seconds between two looks at the processes
 _LAST_LINES = 8  # of a failed run's log
 
 
@@ -99,7 +96,7 @@ class Jobs:
                         self._start(waiting.pop(0))
                     self._look()
                     self.board.refresh()
-                    time.sleep(_PAUSE)
+                    time.sleep(PAUSE)
             finally:
                 self._end_all()
         if self._stop is not None:
@@ -178,7 +175,6 @@ class _Process:
 
     def start(self, words: list[str]) -> None:
         self.words = words
-        leash = [sys.executable, "-m", "fastclip.processes", str(os.getpid())]
         log, scores = self.jobs.out / "logs" / f"{self.job.name}.log", self._scores()
         if scores is not None:
             scores.parent.mkdir(parents=True, exist_ok=True)
@@ -186,13 +182,11 @@ class _Process:
         with open(log, "ab") as errors, open(scores or log, "ab") as output:
             errors.write(f"$ fastclip {shlex.join(words)}\n".encode())
             errors.flush()
-            self.child = subprocess.Popen(
-                [*leash, *self.jobs.program, *words],
-                stdin=subprocess.DEVNULL,
+            self.child = start(
+                [*self.jobs.program, *words],
                 stdout=output,
                 stderr=errors,
                 env=os.environ | self.place,
-                process_group=0,  # Ctrl-C reaches the parent alone, which tells its children
                 pass_fds=() if self.jobs.lock is None else (self.jobs.lock.fileno(),),
             )
 
@@ -209,11 +203,10 @@ class _Process:
         """To the child alone, as its readers end with it; SIGKILL to all of them."""
         if self.child.poll() is not None:
             return
-        with suppress(ProcessLookupError):  # it may have ended just now
-            if number == signal.SIGKILL:
-                os.killpg(self.child.pid, number)
-            else:
-                self.child.send_signal(number)
+        if number == signal.SIGKILL:
+            kill(self.child)
+        else:
+            self.child.send_signal(number)
 
     def _scores(self) -> Path | None:
         """Where an evaluation's scores go until it has ended."""

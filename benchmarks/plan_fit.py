@@ -1,26 +1,89 @@
-"""The model of `network.py`, fitted on the paper's tables each time it is needed, and how wrong it is
-there.
+"""The constants of `fastclip plan`, fitted on the paper's tables of step times, and how wrong they are there.
+
+    python -m benchmarks.plan_fit    # seconds; whether network.py's constants are still the fit's
+
+`paper_times.csv` holds every figure of the eight tables in the paper's appendix as printed, in milliseconds,
+with its standard deviation. Tables go by their labels in the paper; the clusters are `ib` (InfiniBand),
+`slingshot-1` and `slingshot-2`.
 
 Eight numbers are fitted on 48 cells: pace and growth of each of the three clusters, φ and ψ for all. A step
-is foretold from its bytes and from what the same table says of computation on one node. The error is that
-of the fit itself, and that of tables which the fit has not seen, left out one at a time.
+is predicted from its bytes and from the computation that the same table has for one node. There are two
+errors: that of the fit itself, and that on tables it has not seen, left out one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import sys
+from collections.abc import Iterator, Sequence
 from functools import cache
+from math import isclose
+from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from fastclip.tools.profiling.network import Hiding, Network, StepTime, predict_step
-from fastclip.tools.profiling.paper import GPUS_PER_NODE, Timing, one_node, paper_times
+from fastclip.tools.profiling.job import SETTINGS
+from fastclip.tools.profiling.network import (
+    CLUSTERS,
+    ERRORS,
+    GPUS_PER_NODE,
+    HIDING,
+    ErrorSize,
+    Hiding,
+    ModelErrors,
+    Network,
+    StepTime,
+    predict_step,
+)
 from fastclip.tools.profiling.traffic import Traffic, step_traffic
 
+PARTS = ("total", "computation", "communication", "pure", "overlap", "others")
+TOLERANCE = 1e-6  # relative, between the constants of network.py and the fit
 _START = (0.6, 0.8)  # φ and ψ before the fit
+
+
+class Timing(NamedTuple):
+    """Where the time of a step went: means over runs in ms, and `sd`, their standard deviations by name."""
+
+    table: str
+    recipe: str
+    network: str
+    nodes: int
+    algorithm: str
+    total: float
+    computation: float
+    communication: float
+    pure: float
+    """Communication while nothing was computed."""
+    overlap: float
+    """Communication hidden behind computation."""
+    others: float
+    """Neither computation nor communication."""
+    sd: dict[str, float]
+
+
+@cache
+def paper_times() -> tuple[Timing, ...]:
+    """All 64 columns of the eight tables: nodes 1, 2, 4, 8 of OpenCLIP and FastCLIP-v3."""
+    with Path(__file__).with_name("paper_times.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(_timing(row) for row in csv.DictReader(file))
+
+
+def _timing(row: dict[str, str]) -> Timing:
+    place = {name: row[name] for name in ("table", "recipe", "network", "algorithm")}
+    means = {part: float(row[f"{part}_ms"]) for part in PARTS}
+    return Timing(
+        **place, nodes=int(row["nodes"]), **means, sd={part: float(row[f"{part}_sd"]) for part in PARTS}
+    )
+
+
+def one_node(timing: Timing) -> Timing:
+    """What the same table says of the same algorithm on one node."""
+    wanted = (timing.table, 1, timing.algorithm)
+    return next(t for t in paper_times() if (t.table, t.nodes, t.algorithm) == wanted)
 
 
 class Fit(NamedTuple):
@@ -70,7 +133,7 @@ def fit(times: Sequence[Timing]) -> Fit:
 
 def timed_traffic(timing: Timing) -> Traffic:
     """What each worker sent in a step of a table, by the formulas for our own; all of it in float32."""
-    setting = timing.setting
+    setting = SETTINGS[timing.recipe]
     return step_traffic(
         timing.algorithm,
         workers=GPUS_PER_NODE * timing.nodes,
@@ -87,7 +150,7 @@ def _inside(network: str, times: Sequence[Timing]) -> float:
 
 
 class Cell(NamedTuple):
-    """A cell of the paper's tables, and what the model makes of it; errors are relative to the cell."""
+    """A cell of the paper's tables, and the model's prediction of it; errors are relative to the cell."""
 
     timing: Timing
     seen: StepTime
@@ -130,8 +193,14 @@ def error_table() -> tuple[Cell, ...]:
         without = fit([t for t in paper_times() if t.table != table])
         for timing in paper_times():
             if timing.table == table and timing.nodes > 1:
-                cells.append(Cell(timing, _foretold(timing, fitted()), _foretold(timing, without)))
+                cells.append(Cell(timing, _predicted(timing, fitted()), _predicted(timing, without)))
     return tuple(cells)
+
+
+def _predicted(timing: Timing, fit: Fit) -> StepTime:
+    alone, network = one_node(timing), fit.networks[timing.network]
+    given = {"computation": alone.computation, "others": alone.others}
+    return predict_step(timed_traffic(timing), timing.nodes, network, hiding=fit.hiding, **given)
 
 
 def ratio_table() -> list[Ratio]:
@@ -146,37 +215,6 @@ def ratio_table() -> list[Ratio]:
     return ratios
 
 
-def _foretold(timing: Timing, fit: Fit) -> StepTime:
-    alone = one_node(timing)
-    return predict_step(
-        timed_traffic(timing),
-        timing.nodes,
-        fit.networks[timing.network],
-        fit.hiding,
-        computation=alone.computation,
-        others=alone.others,
-    )
-
-
-class ErrorSize(NamedTuple):
-    """Of relative errors, without their signs."""
-
-    mean: float
-    largest: float
-
-
-class ModelErrors(NamedTuple):
-    """How wrong the model is on the paper's cells with more than one node."""
-
-    step_seen: ErrorSize
-    step_unseen: ErrorSize
-    ratio_seen: ErrorSize
-    ratio_unseen: ErrorSize
-    ratio_one: ErrorSize
-    """Of who takes both algorithms to be equally fast."""
-
-
-@cache
 def model_errors() -> ModelErrors:
     """The error of the step's time on tables it has seen and on those it has not; the same of the ratio."""
     ratios = ratio_table()
@@ -191,3 +229,49 @@ def model_errors() -> ModelErrors:
 
 def _size(errors: list[float]) -> ErrorSize:
     return ErrorSize(fmean(map(abs, errors)), max(map(abs, errors)))
+
+
+def differences() -> list[str]:
+    """Constants of network.py that are not the fit's, each with both values."""
+    found = []
+    for ours, theirs, name in (
+        *((CLUSTERS[name], network, f'CLUSTERS["{name}"]') for name, network in fitted().networks.items()),
+        (HIDING, fitted().hiding, "HIDING"),
+        *((getattr(ERRORS, name), size, f"ERRORS.{name}") for name, size in model_errors()._asdict().items()),
+    ):
+        for part in theirs._fields:
+            old, new = getattr(ours, part), getattr(theirs, part)
+            if old != new and (isinstance(new, str) or not isclose(old, new, rel_tol=TOLERANCE)):
+                found.append(f"{name}.{part} is {old}, the fit says {new}")
+    return found
+
+
+def markdown() -> Iterator[str]:
+    """The table of docs/scaling.md: every cell, with the error of both fits."""
+    yield (
+        "| setting | network | nodes | OpenCLIP, ms | fitted | unseen | v3, ms | fitted | unseen "
+        "| v3 / OpenCLIP | fitted | unseen |"
+    )
+    yield "|---|---|" + 10 * "---:|"
+    cells = {(c.timing.table, c.timing.nodes, c.timing.algorithm): c for c in error_table()}
+    for ratio in ratio_table():
+        timing = cells[ratio.table, ratio.nodes, "openclip"].timing
+        line = [timing.recipe.partition("-")[2], timing.network, str(ratio.nodes)]
+        for algorithm in ("openclip", "fastclip-v3"):
+            cell = cells[ratio.table, ratio.nodes, algorithm]
+            errors = (f"{100 * e:+.1f} %".replace("-", "−") for e in (cell.seen_error, cell.unseen_error))
+            line += [f"{cell.timing.total:,.0f}", *errors]
+        line += [f"{value:.3f}" for value in (ratio.measured, ratio.seen, ratio.unseen)]
+        yield f"| {' | '.join(line)} |"
+
+
+def main() -> None:
+    print(f"CLUSTERS = {fitted().networks}\nHIDING = {fitted().hiding}\nERRORS = {model_errors()}\n")
+    print("\n".join(markdown()))
+    if found := differences():
+        sys.exit("\n".join(["", "The constants of tools/profiling/network.py are not the fit's:", *found]))
+    print(f"\nThe constants of tools/profiling/network.py are the fit's, within {TOLERANCE:g}.")
+
+
+if __name__ == "__main__":
+    main()

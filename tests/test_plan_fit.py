@@ -1,17 +1,20 @@
-"""The model, fitted on tables."""
+"""The paper's tables as data, and the model of the network fitted on them."""
 
 import pytest
-
-from fastclip.tools.profiling.fitting import (
+from benchmarks import plan_fit
+from benchmarks.plan_fit import (
     error_table,
     fit,
     fitted,
     model_errors,
+    one_node,
+    paper_times,
     ratio_table,
     timed_traffic,
 )
-from fastclip.tools.profiling.network import Hiding, Network, predict_step
-from fastclip.tools.profiling.paper import paper_times
+
+from fastclip.tools.profiling.job import ONE_NODE
+from fastclip.tools.profiling.network import CLUSTERS, MOST_NODES, Hiding, Network, predict_step
 
 KNOWN = {
     "ib": Network("ib", pace=0.7, growth=0.1, inside=0.3),
@@ -21,6 +24,58 @@ KNOWN = {
 KNOWN_HIDING = Hiding(0.65, 0.7)
 
 
+def cell(table, nodes, algorithm):
+    (found,) = [t for t in paper_times() if (t.table, t.nodes, t.algorithm) == (table, nodes, algorithm)]
+    return found
+
+
+def test_every_table_has_four_sizes_of_both_algorithms():
+    places = [(t.table, t.nodes, t.algorithm) for t in paper_times()]
+    assert len(places) == len(set(places)) == 64
+    assert len({table for table, _, _ in places}) == 8
+    assert {nodes for _, nodes, _ in places} == {1, 2, 4, MOST_NODES}
+    assert {algorithm for _, _, algorithm in places} == {"openclip", "fastclip-v3"}
+
+
+@pytest.mark.parametrize(
+    ("table", "nodes", "algorithm", "part", "ms", "sd"),
+    [
+        ("time_cc3m", 1, "openclip", "total", 867.85, 11.04),
+        ("time_cc3m", 8, "fastclip-v3", "communication", 675.43, 25.97),
+        ("time_cc12m", 2, "openclip", "pure", 192.89, 129.45),
+        ("time_cc12m", 4, "fastclip-v3", "computation", 892.72, 4.72),
+        ("time_cc3m_delta", 2, "fastclip-v3", "overlap", 101.39, 0.04),
+        ("time_cc12m_delta", 1, "fastclip-v3", "total", 329.86, 40.84),
+        ("time_laion400m_delta", 8, "openclip", "others", 76.54, 2.76),
+        ("time_cc3m_bigred", 4, "openclip", "pure", 62.29, 1.24),
+        ("time_cc12m_bigred", 8, "openclip", "total", 387.59, 29.84),
+        ("time_laion400m_bigred", 2, "fastclip-v3", "pure", 17.89, 0.62),
+    ],
+)
+def test_figures_are_those_of_the_paper(table, nodes, algorithm, part, ms, sd):
+    found = cell(table, nodes, algorithm)
+    assert (getattr(found, part), found.sd[part]) == (ms, sd)
+
+
+def test_parts_of_a_step_add_up():
+    for t in paper_times():
+        assert t.total == pytest.approx(t.computation + t.pure + t.others, abs=0.03), t
+        assert t.communication == pytest.approx(t.pure + t.overlap, abs=0.03), t
+
+
+def test_one_node_is_found_in_the_same_table():
+    assert one_node(cell("time_cc12m", 8, "openclip")) == cell("time_cc12m", 1, "openclip")
+
+
+def test_the_one_node_rows_of_the_package_are_the_papers():
+    alone = {(t.table, t.recipe, t.network, t.algorithm): t for t in paper_times() if t.nodes == 1}
+    assert len(alone) == 2 * len(ONE_NODE)
+    for (recipe, network), (table, *times) in ONE_NODE.items():
+        for algorithm, expected in zip(("openclip", "fastclip-v3"), times, strict=True):
+            row = alone[table, recipe, network, algorithm]
+            assert (row.computation, row.others) == expected
+
+
 def made_up_times():
     """The paper's tables, had its clusters been these."""
     for t in paper_times():
@@ -28,9 +83,9 @@ def made_up_times():
             timed_traffic(t),
             t.nodes,
             KNOWN[t.network],
-            KNOWN_HIDING,
             computation=t.computation,
             others=t.others,
+            hiding=KNOWN_HIDING,
         )
         yield t._replace(
             total=step.total, communication=step.communication, pure=step.pure, overlap=step.hidden
@@ -69,7 +124,7 @@ def test_the_table_of_errors_has_24_cells_of_each_algorithm():
     assert len(ratio_table()) == 24
 
 
-def test_a_left_out_table_is_foretold_without_it():
+def test_a_left_out_table_is_predicted_without_it():
     table = "time_laion400m_bigred"
     others = fit([t for t in paper_times() if t.table != table])
     (cell,) = [c for c in error_table() if c.timing[:5] == (table, *c.timing[1:3], 8, "openclip")]
@@ -93,3 +148,10 @@ def test_errors_are_relative_to_what_was_measured():
     assert cell.seen.total == pytest.approx(cell.timing.total * (1 + cell.seen_error))
     ratio = ratio_table()[0]
     assert ratio.unseen == pytest.approx(ratio.measured * (1 + ratio.unseen_error))
+
+
+def test_a_constant_that_is_not_the_fits_is_reported_with_both_values(monkeypatch):
+    monkeypatch.setitem(CLUSTERS, "ib", CLUSTERS["ib"]._replace(pace=0.6))
+    (told,) = plan_fit.differences()
+    assert "ib" in told
+    assert "pace is 0.6, the fit says 0.596" in told

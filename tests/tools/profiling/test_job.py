@@ -1,11 +1,13 @@
-"""Who says how long a step computes."""
+"""How long a step computes, and the settings of the paper."""
 
 import json
 from dataclasses import asdict
 
 import pytest
 
-from fastclip.tools.profiling.computation import Computation, from_paper, from_profile, stated
+from fastclip.config.parse import parse
+from fastclip.tools.profiling.job import SETTINGS, Computation, from_paper, from_profile, stated
+from fastclip.tools.profiling.network import GPUS_PER_NODE
 from tests.tools.profiling.profiles import profile, times, worker
 
 
@@ -75,3 +77,10 @@ def test_what_the_paper_did_not_time_has_no_row():
     assert from_paper("cc3m-medium", "ViT-B-32", "ib", "openclip") is None
     assert from_paper("cc12m-large", "ViT-B-32", "10gbe", "openclip") is None  # whose GPUs would they be?
     assert from_paper("laion-xlarge", "ViT-B-16", "ib", "openclip") is None
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_are_those_of_the_recipes(name):
+    config, setting = parse(["--config", name]), SETTINGS[name]
+    assert config.model.name == setting.model
+    assert config.batch.size == 2 * GPUS_PER_NODE * setting.local_batch  # the paper trained on two nodes
