@@ -2,7 +2,8 @@
 
 A command is a function. Its signature is its options, its docstring is its help: a parameter of the table's
 `positions` is a word without a name, a list may be given several times, a bool is a switch, and `a__b` is
-spelt --a.b. `train_options` takes all other options, as words for `config.parse`.
+spelt --a.b. `train_options` takes all other options, as words for `config.parse`; `command` is all that
+was typed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import ArgumentParser, HelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import Parameter, getdoc, signature
 from pathlib import Path
+from shlex import join
 from shutil import get_terminal_size
 from textwrap import fill
 from types import NoneType
@@ -113,6 +115,8 @@ def parse(name: str, run: Callable, words: list[str]) -> dict[str, Any]:
         for place in COMMANDS[name].positions
         if isinstance(value := getattr(known, place), list)
     }
+    if "command" in parameters:
+        given["command"] = join(["fastclip", *name.split(), *words])
     if takes_more:
         return given | {"train_options": rest}
     if rest and rest[0].startswith("-"):
@@ -139,7 +143,7 @@ class _Parser(ArgumentParser):
         )
         kinds = get_type_hints(run)
         for parameter in parameters.values():
-            if parameter.name != "train_options":
+            if parameter.name not in ("train_options", "command"):
                 option = _options_of(parameter, kinds[parameter.name], parameter.name in positions)
                 flag = parameter.name if parameter.name in positions else _flag(parameter.name)
                 self.add_argument(flag, help=_help(helps.get(parameter.name, ""), parameter), **option)
@@ -197,7 +201,7 @@ def _options_of(parameter: Parameter, kind: Any, position: bool) -> dict[str, An
     if get_origin(kind) is Literal or get_origin(kinds[0]) is Literal:
         choices = get_args(kind if get_origin(kind) is Literal else kinds[0])
         return {"choices": choices, "default": parameter.default}
-    many = get_origin(kind) is list or any(get_origin(one) is list for one in kinds)
+    many = any(get_origin(one) in (list, Sequence) for one in (kind, *kinds))
     left_out = parameter.default is not Parameter.empty
     if position and many:
         return {"nargs": "+", "metavar": parameter.name}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fastclip.objective.algorithms import find_algorithm
 
 if TYPE_CHECKING:
-    from fastclip.config.options import TrainConfig
+    from fastclip.config.resolved import Resolved
 
 
 class Setting(NamedTuple):
@@ -66,8 +66,8 @@ class Computation(NamedTuple):
 class Job:
     """What is asked."""
 
-    configs: list[TrainConfig]
-    """One for each algorithm, all else the same; resolved."""
+    configs: list[Resolved]
+    """One for each algorithm, all else the same."""
     nodes: list[int]
     gpus_per_node: int
     network: str

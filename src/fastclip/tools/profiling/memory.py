@@ -17,16 +17,13 @@ import open_clip
 import torch
 from torch import Tensor, nn
 
-from fastclip.config.options import TrainConfig
-from fastclip.config.resolved import loss_row, loss_settings, optim_row
+from fastclip.config.resolved import Resolved
 from fastclip.model import BatchNorm, TwoTowers, find_model
-from fastclip.objective.algorithms import find_algorithm
 from fastclip.objective.exchange import Exchange
 from fastclip.objective.kernel import Features, Similarity, similarities
 from fastclip.objective.sample_state import SampleState
 from fastclip.optim import build_optimizer
 
-DEFAULT_TILE_MIB = 256  # of loss.tile_mib
 _TRIED_PAIRS = 2  # BatchNorm wants more than one
 
 
@@ -78,10 +75,10 @@ class ModelSize(NamedTuple):
     context_length: int
 
 
-def towers_on_meta(config: TrainConfig) -> TwoTowers:
+def towers_on_meta(config: Resolved) -> TwoTowers:
     """The run's model, with shapes and without memory. Weights to start from would change nothing."""
     name = find_model(config.model.name)
-    start: dict[str, Any] = {"init_logit_bias": -10.0 if config.algorithm == "siglip" else None}
+    start: dict[str, Any] = {"init_logit_bias": -10.0 if config.loss.algorithm.logit_bias else None}
     start |= {"load_weights": False, "pretrained_text": False, "device": "meta"}
     shown = logging.root.manager.disable
     logging.disable(logging.WARNING)  # open_clip warns that weights are random; here there are none
@@ -96,7 +93,7 @@ def towers_on_meta(config: TrainConfig) -> TwoTowers:
     # SyncBatchNorm has the same tensors as BatchNorm
     batch_norm: BatchNorm = "frozen" if config.model.batch_norm == "frozen" else "local"
     towers = TwoTowers(clip, name, open_clip.get_model_config(name), config.model.freeze, batch_norm)
-    if not find_algorithm(config.algorithm).peer:
+    if not config.loss.algorithm.peer:
         towers.freeze_logit_scale()
     return towers.to(dtype_of(config)).train()
 
@@ -163,7 +160,7 @@ def _fused_attention() -> Iterator[None]:
 
 
 def memory(
-    config: TrainConfig,
+    config: Resolved,
     size: ModelSize,
     *,
     workers: int,
@@ -175,7 +172,7 @@ def memory(
 
     Of a resolved config. `pairs` of the data and `activations`, of `activation_bytes`, are None if unknown.
     """
-    row, dtype = find_algorithm(config.algorithm), dtype_of(config)
+    row, dtype = config.loss.algorithm, dtype_of(config)
     own_tau = not row.peer and row.temperature != "individual"  # one τ, in the loss
     trained_tau = own_tau and row.temperature == "learnable"
     gradients = size.trained + trained_tau * dtype.itemsize
@@ -192,14 +189,14 @@ def memory(
     )
 
 
-def state_bytes(config: TrainConfig, pairs: int | None, workers: int) -> int | None:
+def state_bytes(config: Resolved, pairs: int | None, workers: int) -> int | None:
     """The first worker's part of what is remembered of each pair: 8 bytes a pair, 36 with individual τ."""
-    row = find_algorithm(config.algorithm)
+    row = config.loss.algorithm
     if not row.fcco:
         return 0
     if pairs is None:
         return None
-    tau = loss_settings(config).tau if row.temperature == "individual" else None
+    tau = config.loss.tau if row.temperature == "individual" else None
     state = SampleState(pairs, _Imagined(workers), tau, torch.device("meta"), dtype_of(config))
     return _bytes([*state.columns.values(), state.visited])
 
@@ -220,26 +217,26 @@ def tile_bytes(sims: list[Similarity]) -> int:
     return (whole + sum(tiles) + again) * size
 
 
-def _optimizer_bytes(config: TrainConfig, trained: int, tensors: int) -> int:
+def _optimizer_bytes(config: Resolved, trained: int, tensors: int) -> int:
     """By what the real optimizer keeps of a parameter of two numbers: tensors of its shape, and counters."""
-    row = optim_row(config)
-    probe = nn.Parameter(torch.zeros(2))
-    options: dict[str, Any] = {"betas": row.betas, "eps": row.eps, "momentum": row.momentum}
-    optimizer = build_optimizer(config.optimizer, [("probe", probe)], [], lr=1.0, weight_decay=0.0, **options)
+    probe, optim = nn.Parameter(torch.zeros(2)), config.optim
+    optimizer = build_optimizer(optim.name, [("probe", probe)], [], lr=1.0, weight_decay=0.0, **optim.options)
     kept = [value for value in optimizer.state[probe].values() if isinstance(value, Tensor)]
     slots = [value for value in kept if value.shape == probe.shape]
     counters = _bytes(value for value in kept if value.shape != probe.shape)
     return len(slots) * trained + counters * tensors
 
 
-def _feature_bytes(config: TrainConfig, K: int, b: int, d: int) -> int:
+def _feature_bytes(config: Resolved, K: int, b: int, d: int) -> int:
     """Of both towers: local, gathered, gradients."""
     size, local, everyone = dtype_of(config).itemsize, 2 * b * d, 2 * K * b * d
-    if config.algorithm == "openclip":  # gathered in pieces, put together; and the gradients of all of them
+    if (
+        config.loss.algorithm.peer == "ClipLoss"
+    ):  # gathered in pieces, put together; and the gradients of all of them
         return size * (2 * local + (3 * everyone if K > 1 else 0))
-    if config.algorithm == "siglip":  # other workers' texts, kept for the backward pass
+    if config.loss.algorithm.peer == "SigLipLoss":  # other workers' texts, kept for the backward pass
         return size * (2 * local + (everyone - local) // 2)
-    wire = loss_row(config).wire_dtype
+    wire = config.loss.wire_dtype
     sent = getattr(torch, wire).itemsize if wire else size
     gathered = everyone * sent if K > 1 else 0
     if sent != size:  # rounded for the journey, and back in full precision
@@ -247,19 +244,22 @@ def _feature_bytes(config: TrainConfig, K: int, b: int, d: int) -> int:
     return 2 * local * size + gathered
 
 
-def _loss_bytes(config: TrainConfig, K: int, b: int, d: int) -> int:
+def _loss_bytes(config: Resolved, K: int, b: int, d: int) -> int:
     B, dtype = K * b, dtype_of(config)
-    if config.algorithm == "siglip":  # of each worker's texts: labels, and logits with their signs
+    if (
+        config.loss.algorithm.peer == "SigLipLoss"
+    ):  # of each worker's texts: labels, and logits with their signs
         return b * B * 2 * dtype.itemsize
-    if config.algorithm == "openclip":  # logits of both sides, and their log-softmax in full precision
+    if (
+        config.loss.algorithm.peer == "ClipLoss"
+    ):  # logits of both sides, and their log-softmax in full precision
         half = config.precision in ("bfloat16", "float16")
         return 2 * b * B * ((2 if half else dtype.itemsize) + dtype.itemsize)
     local, everyone = (torch.empty(rows, d, dtype=dtype, device="meta") for rows in (b, B))
-    budget = (loss_row(config).tile_mib or DEFAULT_TILE_MIB) << 20
-    return tile_bytes(similarities(Features(local, local, everyone, everyone, 0), budget))
+    return tile_bytes(similarities(Features(local, local, everyone, everyone, 0), config.loss.tile_bytes))
 
 
-def _activations(config: TrainConfig, size: ModelSize, b: int, a_pair: Range | None) -> Range | None:
+def _activations(config: Resolved, size: ModelSize, b: int, a_pair: Range | None) -> Range | None:
     if a_pair is None or config.model.gradient_checkpointing:
         return None
     low, high = (min(b, config.batch.micro or b) * count for count in a_pair)
@@ -269,7 +269,7 @@ def _activations(config: TrainConfig, size: ModelSize, b: int, a_pair: Range | N
     return Range(low // 2 + copies, high + copies)  # norms and the like stay in float32
 
 
-def dtype_of(config: TrainConfig) -> torch.dtype:
+def dtype_of(config: Resolved) -> torch.dtype:
     """Of weights, features and estimators, whatever the towers compute in."""
     return torch.float64 if config.precision == "float64" else torch.float32
 

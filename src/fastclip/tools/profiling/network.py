@@ -170,11 +170,14 @@ class Bounds(NamedTuple):
     slow: Network
 
 
-def check_network(name: str) -> None:
-    """Raise for a name that is not known."""
+def check_network(name: str | None) -> str:
+    """The name; ValueError if it is missing or not known."""
+    if name is None:
+        raise ValueError(f"--network is missing. Choose one of: {', '.join(NETWORKS)}.")
     if name not in NETWORKS:
         hint = did_you_mean(name.lower(), NETWORKS)
         raise ValueError(f"--network {name} is unknown.{hint} Choose one of: {', '.join(NETWORKS)}.")
+    return name
 
 
 def bounds(name: str) -> Bounds:

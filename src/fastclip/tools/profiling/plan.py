@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fastclip.config.options import TrainConfig
-from fastclip.config.resolved import loss_row
+from fastclip.config.resolved import Resolved
 from fastclip.terminal import progress
 from fastclip.tools.profiling.job import Job
 from fastclip.tools.profiling.memory import (
@@ -89,7 +88,7 @@ def make_plan(job: Job) -> Plan:
 
 
 def traffic_of(
-    config: TrainConfig, size: ModelSize, workers: int, local_batch: int, algorithm: str | None = None
+    config: Resolved, size: ModelSize, workers: int, local_batch: int, algorithm: str | None = None
 ) -> Traffic:
     """What each worker of a run sends in a step, or would send under another algorithm."""
     return step_traffic(
@@ -99,11 +98,11 @@ def traffic_of(
         features=size.features,
         trained_bytes=size.trained,
         value_bytes=dtype_of(config).itemsize,
-        wire_bytes=2 if loss_row(config).wire_dtype else None,  # float16 or bfloat16
+        wire_bytes=2 if config.loss.wire_dtype else None,  # float16 or bfloat16
     )
 
 
-def _time(job: Job, config: TrainConfig, size: ModelSize, network: Bounds, nodes: int) -> Time | None:
+def _time(job: Job, config: Resolved, size: ModelSize, network: Bounds, nodes: int) -> Time | None:
     measured = job.computation.get(config.algorithm)
     if measured is None:
         return None

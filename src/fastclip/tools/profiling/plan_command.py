@@ -2,56 +2,101 @@
 
 from __future__ import annotations
 
-import json
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastclip.options import VerbParser
 from fastclip.tools.profiling.job import SETTINGS, Computation, Job, from_paper, from_profile, stated
 from fastclip.tools.profiling.network import CLUSTERS, ERRORS, HIDING, NETWORKS, check_network
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fastclip.config.options import TrainConfig
+    from fastclip.config.resolved import Resolved
     from fastclip.tools.profiling.configs import Configs
     from fastclip.tools.profiling.plan import Plan, Row
 
-_DESCRIPTION = f"""\
-Foretell memory, bytes and time of a training step, before machines are rented. Nothing is trained.
 
-  fastclip plan --config cc12m-large --network 25gbe --nodes 1,2,4,8,16 --batch-per-gpu 256 --compute-ms 300
-  fastclip plan --config cc3m-medium --network ib --batch-per-gpu 128      the paper's own cluster
-  fastclip plan --config laion-xlarge --network 100gbe --gpus-per-node 8 --compute-ms 410
-  fastclip plan --config mine.yaml --network 10gbe --profile profiles/mine --loss.wire_dtype float16
+def plan(
+    train_options: list[str],
+    config: Sequence[str] = (),
+    network: str | None = None,
+    nodes: str = "1,2,4,8",
+    gpus_per_node: int = 4,
+    batch_per_gpu: int | None = None,
+    algorithm: str | None = None,
+    compute_ms: float | None = None,
+    profile: Path | None = None,
+    pairs: int | None = None,
+    json: bool = False,
+) -> None:
+    """Foretell memory, bytes and time of a training step, before machines are rented. Nothing is trained.
 
-Any option of `fastclip train` may be given. Networks: {", ".join(NETWORKS)};
-the last three are the clusters of the paper, on whose tables the model of the network is fitted at each call.
-It prints its own error there, and a range where the tables cannot tell.
+      fastclip plan --config cc12m-large --network 25gbe --nodes 1,4,16 --batch-per-gpu 256 --compute-ms 300
+      fastclip plan --config cc3m-medium --network ib --batch-per-gpu 128      the paper's own cluster
+      fastclip plan --config laion-xlarge --network 100gbe --gpus-per-node 8 --compute-ms 410
+      fastclip plan --config mine.yaml --network 10gbe --profile profiles/mine --loss.wire_dtype float16
 
-batch.size is the global batch, as in `fastclip train`: more nodes make the local batch smaller. The paper
-keeps the batch of each GPU; so does --batch-per-gpu. How long a step computes is yours to say: --compute-ms
-is what it takes one GPU alone at the local batch of the first of --nodes; --profile reads what
-`fastclip profile` measured, and tells computation from what nothing can hide behind. If both are left out it
-is the paper's, for its recipes (cc3m-medium, cc12m-large, laion-xlarge) on the clusters that timed them."""
+    Any option of `fastclip train` may be given. Networks: NETWORKS; the last three are the clusters of the
+    paper, on whose tables the model of the network was fitted (benchmarks/plan_fit.py). It prints its own
+    error there, and a range where the tables cannot tell.
 
+    batch.size is the global batch, as in `fastclip train`: more nodes make the local batch smaller. The paper
+    keeps the batch of each GPU; so does --batch-per-gpu. How long a step computes is yours to say:
+    --compute-ms is what it takes one GPU alone at the local batch of the first of --nodes; --profile reads
+    what `fastclip profile` measured, and tells computation from what nothing can hide behind. If both are
+    left out it is the paper's, for its recipes (cc3m-medium, cc12m-large, laion-xlarge) on the clusters that
+    timed them.
 
-def plan(words: list[str]) -> None:
-    """Read the options, make the plan, print it."""
-    given, rest = _parser().parse_known_args(words)
-    nodes = _checked(given)
-    configs = _configs(given, rest)  # before torch is imported: a mistake is told at once
-    job = _job(given, configs.resolved, nodes)
+    Args:
+        config: a recipe's name, or a YAML file.
+        network: between the nodes: NETWORKS.
+        nodes: numbers of machines.
+        gpus_per_node: workers on each.
+        batch_per_gpu: pairs a GPU at any number of nodes, and not batch.size.
+        algorithm: A,B to compare; openclip and the recipe's if left out.
+        compute_ms: what a step takes one GPU alone, without communication.
+        profile: the same, from a profile.json of `fastclip profile`.
+        pairs: in the data set; those of data.train, if it is here.
+        json: print JSON instead of tables.
+    """
+    counts = _counts_of_nodes(nodes)
+    network = check_network(network)
+    positive = {
+        "gpus-per-node": (gpus_per_node, 4),
+        "batch-per-gpu": (batch_per_gpu, 128),
+        "pairs": (pairs, 10**6),
+    }
+    for name, (value, example) in positive.items():
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value} must be at least 1; try --{name} {example}.")
+    if compute_ms is not None and profile is not None:
+        raise ValueError("--compute-ms and --profile say the same thing in two ways: give one of them.")
+    configs = _configs(
+        config, train_options, algorithm
+    )  # before torch is imported: a mistake is told at once
+    job = Job(configs.resolved, counts, gpus_per_node, network, batch_per_gpu, None, {})
+    local_batches = [job.local_batch(count) for count in counts]  # which checks that it can be divided
+    recipe = Path(config[-1]).stem if config else ""
+    known = _computation(job, recipe, compute_ms, profile, local_batches[0])
+    job = replace(
+        job, computation=known, pairs=_pairs(configs.resolved[0], recipe) if pairs is None else pairs
+    )
     from fastclip.tools.profiling.advice import sentences
     from fastclip.tools.profiling.plan import make_plan
 
     made = make_plan(job)
-    told = [*configs.left_out, *sentences(made)]
-    if given.json:
-        print(json.dumps(as_dict(made, told), indent=2))
+    _print(made, [*configs.left_out, *sentences(made)], json)
+
+
+plan.__doc__ = str(plan.__doc__).replace("NETWORKS", ", ".join(NETWORKS))
+
+
+def _print(made: Plan, told: list[str], as_json: bool) -> None:
+    if as_json:
+        print(dumps(as_dict(made, told), indent=2))
         return
     from fastclip.terminal import console
 
@@ -61,94 +106,43 @@ def plan(words: list[str]) -> None:
     print("\n".join(told))
 
 
-def _parser() -> ArgumentParser:
-    parser = VerbParser(
-        "plan", "--config RECIPE --network NAME [--nodes 1,2,4,8] [--OPTION VALUE …]", _DESCRIPTION
-    )
-    add = parser.add_argument
-    add("--config", action="append", default=[], help="a recipe's name, or a YAML file")
-    add("--network", metavar="NAME", help=f"between the nodes: {', '.join(NETWORKS)}")
-    add("--nodes", metavar="1,2,4", default="1,2,4,8", help="numbers of machines (default: 1,2,4,8)")
-    add("--gpus-per-node", type=int, default=4, metavar="N", help="workers on each (default: 4)")
-    add(
-        "--batch-per-gpu",
-        type=int,
-        metavar="N",
-        help="pairs a GPU at any number of nodes, and not batch.size",
-    )
-    add("--algorithm", metavar="A,B", help="to compare (default: openclip and the recipe's)")
-    add(
-        "--compute-ms",
-        type=float,
-        metavar="MS",
-        help="what a step takes one GPU alone, without communication",
-    )
-    add("--profile", type=Path, metavar="FILE", help="the same, from a profile.json of `fastclip profile`")
-    add(
-        "--pairs", type=int, metavar="N", help="in the data set (default: those of data.train, if it is here)"
-    )
-    add("--json", action="store_true", help="print JSON instead of tables")
-    return parser
-
-
-def _checked(given: Namespace) -> list[int]:
-    """The numbers of nodes, after all that can be told without reading anything."""
-    if given.network is None:
-        raise ValueError(f"--network is missing. Choose one of: {', '.join(NETWORKS)}.")
-    check_network(given.network)
-    numbers = [number.strip() for number in given.nodes.split(",")]
+def _counts_of_nodes(nodes: str) -> list[int]:
+    numbers = [number.strip() for number in nodes.split(",")]
     if not all(number.isdecimal() and int(number) for number in numbers):
         raise ValueError(
-            f"--nodes {given.nodes} must be whole numbers above 0, with commas between; try --nodes 1,2,4."
+            f"--nodes {nodes} must be whole numbers above 0, with commas between; try --nodes 1,2,4."
         )
-    for name, value, example in (
-        ("gpus-per-node", given.gpus_per_node, 4),
-        ("batch-per-gpu", given.batch_per_gpu, 128),
-        ("pairs", given.pairs, 2_700_000),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} {value} must be at least 1; try --{name} {example}.")
-    if given.compute_ms is not None and given.profile is not None:
-        raise ValueError("--compute-ms and --profile say the same thing in two ways: give one of them.")
     return list(dict.fromkeys(map(int, numbers)))
 
 
-def _configs(given: Namespace, rest: list[str]) -> Configs:
+def _configs(files: Sequence[str], train_options: list[str], algorithm: str | None) -> Configs:
     """A resolved config for each algorithm."""
     from fastclip.config.parse import parse
     from fastclip.tools.profiling.configs import configs_for
 
-    config = parse([*(f"--config={name}" for name in given.config), *rest], prog="fastclip plan")
-    names = given.algorithm.split(",") if given.algorithm else ["openclip", config.algorithm]
-    return configs_for(names, config)
+    config = parse([*(f"--config={name}" for name in files), *train_options], prog="fastclip plan")
+    return configs_for(algorithm.split(",") if algorithm else ["openclip", config.algorithm], config)
 
 
-def _job(given: Namespace, configs: list[TrainConfig], nodes: list[int]) -> Job:
-    job = Job(configs, nodes, given.gpus_per_node, given.network, given.batch_per_gpu, None, {})
-    local_batches = [job.local_batch(count) for count in nodes]  # which checks that it can be divided
-    computation = _computation(given, configs, local_batches[0])
-    return replace(job, computation=computation, pairs=_pairs(given, configs[0]))
-
-
-def _computation(given: Namespace, configs: list[TrainConfig], first_batch: int) -> dict[str, Computation]:
+def _computation(
+    job: Job, recipe: str, compute_ms: float | None, profile: Path | None, first_batch: int
+) -> dict[str, Computation]:
     """Of each algorithm, or nothing."""
-    if given.compute_ms is not None:
-        return {config.algorithm: stated(given.compute_ms, first_batch) for config in configs}
-    if given.profile is not None:
-        return {config.algorithm: from_profile(given.profile, config.algorithm) for config in configs}
-    model = configs[0].model
-    if model.gradient_checkpointing or model.freeze != "none" or configs[0].batch.micro is not None:
+    names, model = [config.algorithm for config in job.configs], job.configs[0].model
+    if compute_ms is not None:
+        return {name: stated(compute_ms, first_batch) for name in names}
+    if profile is not None:
+        return {name: from_profile(profile, name) for name in names}
+    if model.gradient_checkpointing or model.freeze != "none" or job.configs[0].batch.micro is not None:
         return {}  # the paper timed none of these
-    rows = {c.algorithm: from_paper(_recipe(given), model.name, given.network, c.algorithm) for c in configs}
+    rows = {name: from_paper(recipe, model.name, job.network, name) for name in names}
     return {algorithm: row for algorithm, row in rows.items() if row is not None}
 
 
-def _pairs(given: Namespace, config: TrainConfig) -> int | None:
-    """As given, as counted, or as the paper says of its own recipes."""
-    if given.pairs is not None:
-        return given.pairs
+def _pairs(config: Resolved, recipe: str) -> int | None:
+    """As counted, or as the paper says of its own recipes."""
     if config.data.train is None:
-        setting = SETTINGS.get(_recipe(given))
+        setting = SETTINGS.get(recipe)
         return None if setting is None else setting.pairs
     from fastclip.data.manifest import open_manifest
     from fastclip.terminal import progress
@@ -159,10 +153,6 @@ def _pairs(given: Namespace, config: TrainConfig) -> int | None:
             return len(open_manifest(config.data.train, **columns, progress=update))
     except (OSError, ValueError):  # a job may be planned where its data are not
         return None
-
-
-def _recipe(given: Namespace) -> str:
-    return Path(given.config[-1]).stem if given.config else ""
 
 
 def tables(plan: Plan) -> Iterator[Table]:

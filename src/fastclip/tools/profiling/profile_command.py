@@ -2,76 +2,88 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import shlex
-from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastclip.options import VerbParser
-
 if TYPE_CHECKING:
-    from fastclip.config.options import TrainConfig
+    from fastclip.config.resolved import Resolved
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
 
 DEFAULT_ALGORITHMS = "openclip,fastclip-v1,fastclip-v2,fastclip-v3"  # those of the paper's Figure
 PROFILE_FILE, PICTURE_FILE = "profile.json", "profile.png"
 
-_DESCRIPTION = """\
-Where the time of a training step goes: computation, communication (pure, and hidden under computation) and
-others, as in the paper's tables; with bytes sent, peak memory and pairs a second.
 
-  fastclip profile --config emoji
-  fastclip profile --config emoji --algorithm openclip,fastclip-v3 --batch.size 256 --steps 50
-  torchrun --nproc-per-node 8 -m fastclip profile --config cc12m-large --data.train 'shards/*.tar'
-  fastclip profile --config emoji --sizes 1,2,4     with 1, 2 and 4 workers on this machine, and the speed-up
+def profile(
+    train_options: list[str],
+    command: str,
+    config: Sequence[str] = (),
+    algorithm: str = DEFAULT_ALGORITHMS,
+    steps: int = 20,
+    warmup: int = 5,
+    sizes: str | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Where the time of a training step goes: computation, communication (pure, and hidden under computation)
+    and others, as in the paper's tables; with bytes sent, peak memory and pairs a second.
 
-The trainer's own steps run under torch.profiler, for each algorithm from a new model. Any option of
-`fastclip train` may be given. Nothing is evaluated, nothing is saved but the profile, in OUT: profile.json
-with every step of every worker, profile.png, and a trace of each algorithm and worker, to be opened at
-https://ui.perfetto.dev or chrome://tracing. Recording has its price, most of all with small models: compare
-the algorithms and sizes of a profile with each other.
+      fastclip profile --config emoji
+      fastclip profile --config emoji --algorithm openclip,fastclip-v3 --batch.size 256 --steps 50
+      torchrun --nproc-per-node 8 -m fastclip profile --config cc12m-large --data.train 'shards/*.tar'
+      fastclip profile --config emoji --sizes 1,2,4     with 1, 2, 4 workers on this machine, and the speed-up
 
-With --sizes batch.size is that of ONE worker, as in the paper: the global batch grows with the workers.
-Without it batch.size is the global batch, as in `fastclip train`. On a CPU each of the workers that --sizes
-starts has OMP_NUM_THREADS threads, one if that is not set."""
+    The trainer's own steps run under torch.profiler, for each algorithm from a new model. Any option of
+    `fastclip train` may be given. Nothing is evaluated, nothing is saved but the profile, in OUT:
+    profile.json with every step of every worker, profile.png, and a trace of each algorithm and worker, to be
+    opened at https://ui.perfetto.dev or chrome://tracing. Recording has its price, most of all with small
+    models: compare the algorithms and sizes of a profile with each other.
 
+    With --sizes batch.size is that of ONE worker, as in the paper: the global batch grows with the workers.
+    Without it batch.size is the global batch, as in `fastclip train`. On a CPU each of the workers that
+    --sizes starts has OMP_NUM_THREADS threads, one if that is not set.
 
-def profile(words: list[str]) -> None:
-    """Read the options, run the steps of each algorithm, print the table."""
-    given, rest = _parser().parse_known_args(words)
+    Args:
+        config: a recipe's name, or a YAML file.
+        algorithm: one, or several with commas between.
+        steps: steps that are measured.
+        warmup: steps before them.
+        sizes: start so many workers on this machine, one number after another: 1,2,4.
+        out: where all is kept; profiles/RECIPE if left out.
+        json: print profile.json instead of the table.
+    """
     from fastclip.config.parse import parse
     from fastclip.tools.profiling.configs import configs_for
 
-    rest = [*(f"--config={name}" for name in given.config), *rest]
+    words = [*(f"--config={name}" for name in config), *train_options]
     # before torch is imported: a mistake is told at once
-    configs, left_out = configs_for(given.algorithm.split(","), parse(rest, prog="fastclip profile"))
-    _check_positive("--steps", given.steps, 20)
-    _check_positive("--warmup", given.warmup, 5)
-    recipe = Path(given.config[-1]).stem if given.config else "train"
-    out = Path(given.out or f"profiles/{recipe}")
+    configs, left_out = configs_for(algorithm.split(","), parse(words, prog="fastclip profile"))
+    _check_positive("--steps", steps, 20)
+    _check_positive("--warmup", warmup, 5)
+    out = out or Path("profiles") / (Path(config[-1]).stem if config else "train")
     # or the profiler's library complains at every start that there is no GPU
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    if given.sizes is None:
-        found = _profile_here(configs, out, given)
+    if sizes is None:
+        found = _profile_here(configs, out, steps, warmup)
     else:
-        found = _profile_sizes(rest, configs, _sizes(given.sizes), out, given)
+        words += [f"--steps={steps}", f"--warmup={warmup}"]
+        found = _profile_sizes(words, configs, _sizes(sizes), out)
     if found is not None:
-        found |= {"command": shlex.join(["fastclip", "profile", *words]), "left_out": left_out}
-        _keep_and_show(found, out, given.json)
+        _keep_and_show(found | {"command": command, "left_out": left_out}, out, json)
 
 
-def _profile_here(configs: list[TrainConfig], out: Path, given: Namespace) -> dict | None:
+def _profile_here(configs: list[Resolved], out: Path, steps: int, warmup: int) -> dict | None:
     """As one rank, alone or of several; rank 0 returns what all of them found."""
     from fastclip.distributed.world import joined, quiet_others
+    from fastclip.files import make_writable
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
     from fastclip.tools.profiling.profiler import profile_steps
-    from fastclip.training.trainer import make_writable
 
     with joined(timeout=configs[0].timeout) as world:
         quiet_others(world)
@@ -80,17 +92,15 @@ def _profile_here(configs: list[TrainConfig], out: Path, given: Namespace) -> di
         profiles = []
         for config in configs:
             trace = out / f"trace-{config.algorithm}-rank{world.rank}.json.gz"
-            worker = profile_steps(config, world, trace, steps=given.steps, warmup=given.warmup)
+            worker = profile_steps(config, world, trace, steps=steps, warmup=warmup)
             profiles.append(AlgorithmProfile(config.algorithm, config.batch.size, world.gather(worker)))
     if not world.main:
         return None
-    facts = {"steps": given.steps, "warmup": given.warmup, "versions": _versions(), "machine": _machine()}
+    facts = {"steps": steps, "warmup": warmup, "versions": _versions(), "machine": _machine()}
     return facts | {"profiles": [asdict(profile) for profile in profiles]}
 
 
-def _profile_sizes(
-    rest: list[str], configs: list[TrainConfig], sizes: list[int], out: Path, given: Namespace
-) -> dict:
+def _profile_sizes(words: list[str], configs: list[Resolved], sizes: list[int], out: Path) -> dict:
     """As several processes for each number of workers, one number after another."""
     import torch
 
@@ -104,8 +114,7 @@ def _profile_sizes(
         raise ValueError(
             f"--sizes asks for {max(sizes)} workers, and there are {gpus} GPUs; try --sizes 1,{gpus}."
         )
-    words = [*rest, f"--algorithm={','.join(config.algorithm for config in configs)}"]
-    words += [f"--steps={given.steps}", f"--warmup={given.warmup}"]
+    words = [*words, f"--algorithm={','.join(config.algorithm for config in configs)}"]
     found = profile_sizes(words, sizes, configs[0].batch.size, out, len(configs))
     return found[0] | {"profiles": [profile for one in found for profile in one["profiles"]]}
 
@@ -120,7 +129,7 @@ def _keep_and_show(found: dict, out: Path, as_json: bool) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     units = {"times": "ms", "sent": "bytes a step", "peak_memory": "bytes"}
     found = {"command": found["command"], "date": now, "units": units} | found
-    text = json.dumps(found, indent=1) + "\n"
+    text = dumps(found, indent=1) + "\n"
     write_whole(out / PROFILE_FILE, text)
     write(draw(profiles), out / PICTURE_FILE)
     if as_json:
@@ -149,21 +158,6 @@ def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
         lines.append(f"! {most} workers of {threads} threads share {cores} cores.")
     lines += [f"! {sentence}" for sentence in found["left_out"]]
     print("\n".join(["", *lines, f"Figures, a picture and traces for ui.perfetto.dev: {out}"]))
-
-
-def _parser() -> ArgumentParser:
-    parser = VerbParser(
-        "profile", "--config RECIPE [--algorithm A,B] [--sizes 1,2,4] [--OPTION VALUE …]", _DESCRIPTION
-    )
-    add = parser.add_argument
-    add("--config", action="append", default=[], help="a recipe's name, or a YAML file")
-    add("--algorithm", metavar="A,B", default=DEFAULT_ALGORITHMS, help=f"(default: {DEFAULT_ALGORITHMS})")
-    add("--steps", type=int, default=20, metavar="N", help="steps that are measured (default: 20)")
-    add("--warmup", type=int, default=5, metavar="N", help="steps before them (default: 5)")
-    add("--sizes", metavar="1,2,4", help="start so many workers on this machine, one number after another")
-    add("--out", metavar="FOLDER", help="where all is kept (default: profiles/RECIPE)")
-    add("--json", action="store_true", help="print profile.json instead of the table")
-    return parser
 
 
 def _check_positive(name: str, value: int, example: int) -> None:

@@ -63,7 +63,7 @@ def step_traffic(
         raise ValueError(f"workers={workers} and local_batch={local_batch} must be at least 1.")
     sent_bytes = value_bytes if row.peer else wire_bytes or value_bytes
     side = local_batch * features * sent_bytes  # b×d of one tower
-    towers = 1 if row.name == "siglip" else 2  # SigLIP's texts alone walk past all workers
+    towers = 1 if row.peer == "SigLipLoss" else 2  # SigLIP's texts alone walk past all workers
     sent, weights = towers * all_gather(K, side), all_reduce(K, trained_bytes)
     if row.peer:
         return Traffic(sent, sent, 0.0, weights, buckets(trained_bytes))
