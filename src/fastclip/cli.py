@@ -74,6 +74,9 @@ COMMANDS = {
 }
 
 
+_PRINT = "only print"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Find the command, run it, and turn an error that a person can mend into one line."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -85,14 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _overview(words)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("fastclip").setLevel(logging.INFO)
-    module, _, function = COMMANDS[name].function.rpartition(".")
-    run = getattr(import_module(module), function)
     try:
-        given = parse(name, run, words[name.count(" ") + 1 :])
-        if given.pop("print_config", False):
-            _print_options(given)
-        else:
-            run(**given)
+        call(name, words[name.count(" ") + 1 :])
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
@@ -102,7 +99,18 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def parse(name: str, run: Callable, words: list[str]) -> dict[str, Any]:
+def call(name: str, words: list[str]) -> None:
+    """Run a command with these words."""
+    module, _, function = COMMANDS[name].function.rpartition(".")
+    run = getattr(import_module(module), function)
+    given = _arguments(name, run, words)
+    if given.pop(_PRINT, False):
+        _print_options(given)
+    else:
+        run(**given)
+
+
+def _arguments(name: str, run: Callable, words: list[str]) -> dict[str, Any]:
     """The arguments with which these words call a command; `--help` prints its help and ends the program."""
     parameters = signature(run).parameters
     if [*parameters] == ["train_options"]:  # the trainer's own parser has all of them, and their help

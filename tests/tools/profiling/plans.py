@@ -2,7 +2,7 @@
 
 import json
 
-from fastclip.tools.profiling.plan_command import plan
+from fastclip.cli import call
 
 MODEL = {
     "embed_dim": 16,
@@ -21,5 +21,5 @@ def write_recipe(folder, monkeypatch):
 
 def as_json(words, capsys):
     """What the verb prints for machines."""
-    plan([*words, "--json"])
+    call("plan", [*words, "--json"])
     return json.loads(capsys.readouterr().out)

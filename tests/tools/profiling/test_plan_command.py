@@ -6,7 +6,7 @@ import pytest
 
 from fastclip.tools.profiling import plan_command
 from fastclip.tools.profiling.network import CLUSTERS, ERRORS, NETWORKS
-from fastclip.tools.profiling.plan_command import plan
+from fastclip.cli import call
 from tests.data.collections import write_shards
 from tests.tools.profiling.plans import as_json, write_recipe
 
@@ -18,7 +18,7 @@ def recipe(tmp_path, monkeypatch):
 
 def test_help_teaches_with_examples(capsys):
     with pytest.raises(SystemExit) as stop:
-        plan(["--help"])
+        call("plan", ["--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert "usage: fastclip plan --config RECIPE --network NAME" in out
@@ -27,7 +27,7 @@ def test_help_teaches_with_examples(capsys):
 
 
 def test_it_prints_a_table_for_each_question_and_what_they_mean(recipe, capsys):
-    plan([*recipe, "--network", "10gbe", "--nodes", "1,2,16", "--compute-ms", "50", "--pairs", "1000"])
+    call("plan", [*recipe, "--network", "10gbe", "--nodes", "1,2,16", "--compute-ms", "50", "--pairs", "1000"])
     out = capsys.readouterr().out
     for title in ("Memory of a worker, MiB", "Sent by a worker in a step, MB", "Time of a step on 10gbe, ms"):
         assert title in out
@@ -69,7 +69,7 @@ def test_the_papers_own_setting_is_predicted_from_its_one_node_row(capsys, monke
 
     monkeypatch.setattr("fastclip.tools.profiling.plan.make_plan", stop)  # a ResNet50 takes a while
     with pytest.raises(Small) as stopped:
-        plan(["--config", "cc3m-medium", "--network", "slingshot-1", "--batch-per-gpu", "128"])
+        call("plan", ["--config", "cc3m-medium", "--network", "slingshot-1", "--batch-per-gpu", "128"])
     (job,) = stopped.value.args
     assert job.pairs == 2_700_000
     assert job.nodes == [1, 2, 4, 8]
@@ -80,7 +80,7 @@ def test_the_papers_own_setting_is_predicted_from_its_one_node_row(capsys, monke
 
 
 def test_without_a_time_it_still_counts_memory_and_bytes(recipe, capsys):
-    plan([*recipe, "--network=ib"])
+    call("plan", [*recipe, "--network=ib"])
     out = capsys.readouterr().out
     assert "Sent by a worker" in out
     assert "Time of a step" not in out
@@ -117,7 +117,7 @@ def test_pairs_are_counted_where_the_data_are(recipe, tmp_path, capsys):
 )  # fmt: skip
 def test_mistakes_are_told_with_what_to_do(words, told, recipe):
     with pytest.raises(ValueError) as error:  # noqa: PT011
-        plan([*recipe, *words])
+        call("plan", [*recipe, *words])
     assert told in str(error.value)
 
 
@@ -132,7 +132,7 @@ def import_anew(monkeypatch, without):
 def test_mistakes_are_told_before_torch_is_imported(recipe, monkeypatch):
     import_anew(monkeypatch, without="fastclip.tools.profiling.memory")
     with pytest.raises(ValueError, match=r"cannot be divided by 12 workers"):
-        plan([*recipe, "--network=ib", "--nodes=3"])
+        call("plan", [*recipe, "--network=ib", "--nodes=3"])
 
 
 def test_nothing_is_fitted_at_a_call(recipe, monkeypatch, capsys):

@@ -5,8 +5,8 @@ import json
 import pytest
 from PIL import Image
 
+from fastclip.cli import call as call_command
 from fastclip.tools.profiling import sizes
-from fastclip.tools.profiling.profile_command import profile
 from tests.tools.study import forked
 from tests.training.runs import Lab
 
@@ -27,7 +27,7 @@ def call(lab, tmp_path, monkeypatch):
     options = lab.options("profiles/mine", "fastclip-v3")
 
     def run(*words):
-        profile([*options, "--steps=2", "--warmup=1", *words])
+        call_command("profile", [*options, "--steps=2", "--warmup=1", *words])
 
     return run
 
@@ -116,5 +116,5 @@ def test_the_folder_is_named_after_the_recipe(lab, tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     options = lab.options("x", "fastclip-v1")
     del options[options.index("--out") : options.index("--out") + 2]
-    profile([*options, "--steps=1", "--warmup=1"])
+    call_command("profile", [*options, "--steps=1", "--warmup=1"])
     assert (tmp_path / "profiles" / "scenes" / "profile.json").is_file()

@@ -17,9 +17,10 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.world import World
-from fastclip.tools.profiling.profiler import Steps, profile_steps
+from fastclip.tools.profiling.profiler import profile_steps
 from fastclip.tools.profiling.timeline import WAITING_FOR_DATA, read_events
 from fastclip.training import trainer
+from fastclip.training.step import TrainStep
 from tests.training.runs import Lab, metrics
 from tests.workers import run_workers
 
@@ -129,14 +130,14 @@ def test_bytes_are_counted_by_kind(workers):
 
 
 def test_totals_of_steps_add_up_to_the_time_by_another_clock(config, tmp_path, monkeypatch):
-    ends, one_step = [], Steps._one_step
+    ends, one_step = [], TrainStep.__call__
 
     def timed(self, batch):
         result = one_step(self, batch)
         ends.append(time.perf_counter())
         return result
 
-    monkeypatch.setattr(Steps, "_one_step", timed)
+    monkeypatch.setattr(TrainStep, "__call__", timed)
     found = profile_steps(config, ALONE, tmp_path / "trace.json", steps=10, warmup=2)
     assert len(found.steps) == 10
     assert sum(step.total for step in found.steps[1:]) / 1000 == pytest.approx(ends[11] - ends[2], rel=0.02)
@@ -164,14 +165,14 @@ def test_a_slow_loader_is_waiting_for_data_and_no_computation(config, tmp_path, 
 def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch):
     short = {"epochs": 1, "evaluate__pairs": "null", "checkpoint__steps": "null"}
     config = resolve(parse(lab.options(tmp_path / "run", "fastclip-v3", **short)))
-    losses, one_step = [], Steps._one_step
+    losses, one_step = [], TrainStep.__call__
 
     def told(self, batch):
         result = one_step(self, batch)
         losses.append(float(result.stats["loss"]))
         return result
 
-    monkeypatch.setattr(Steps, "_one_step", told)
+    monkeypatch.setattr(TrainStep, "__call__", told)
     profile_steps(config, ALONE, tmp_path / "trace.json", steps=2, warmup=1)
     trainer.train(config, ALONE)
     assert losses == [record["loss"] for record in metrics(tmp_path / "run")][:4]
