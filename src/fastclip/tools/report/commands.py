@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fastclip.model import TwoTowers
     from fastclip.run.folder import Run
     from fastclip.tools.report.finds import Finds
+    from fastclip.tools.report.output import Page
     from fastclip.tools.report.samples import Samples
-    from fastclip.tools.report.template import Page
     from fastclip.tools.search.index import Index
 
 log = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +194,16 @@ def _train_options(words: list[str]) -> dict[str, Any]:
 
 def _print_list(study: Study, out: Path, as_json: bool) -> None:
     from fastclip.tools.study.checks import check_study
-    from fastclip.tools.study.run import planned
+    from fastclip.tools.study.study import state_of
 
-    rows = planned(study, out)
+    runs = state_of(study, out).planned
     if as_json:
-        print(json.dumps([row._asdict() for row in rows], indent=2))
+        shown = [
+            {"name": run.name, "values": run.values, "state": run.state, "error": run.error}
+            | {"folder": str(run.folder)}
+            for run in runs
+        ]
+        print(json.dumps(shown, indent=2))
         return
     from rich.console import Console
     from rich.table import Table
@@ -206,17 +212,16 @@ def _print_list(study: Study, out: Path, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("run", "state", "options"):
         table.add_column(name, overflow="fold")
-    for row in rows:
-        options = " ".join(f"{option}={value}" for option, value in row.values.items())
-        table.add_row(row.name, row.state, Text(options))
+    for run in runs:
+        options = " ".join(f"{option}={value}" for option, value in run.values.items())
+        table.add_row(run.name, run.state, Text(options))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    for row in rows:
-        if row.error:
-            print(f"\n{row.name}: {row.error}")
-    count = {state: sum(row.state == state for row in rows) for state in ("done", "failed", "unfinished")}
-    print(
-        f"\n{len(rows)} runs: " + ", ".join(f"{number} {state}" for state, number in count.items() if number)
-    )
+    for run in runs:
+        if run.error:
+            print(f"\n{run.name}: {run.error}")
+    count = Counter(run.state for run in runs)
+    told = [f"{count[state]} {state}" for state in ("done", "failed", "unfinished") if count[state]]
+    print(f"\n{len(runs)} runs: {', '.join(told)}")
     try:
         check_study(study)
     except ValueError as error:  # a finished study may be listed where its data are not

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from fastclip.files import cores
 from fastclip.tools.study.board import Board
-from fastclip.tools.study.study import SCORES_FILE, failure_file, is_scored, is_trained
+from fastclip.tools.study.folder import SCORES_FILE, failure_file, is_scored, is_trained
 
 log = logging.getLogger(__name__)
 PROGRAM = (sys.executable, "-m", "fastclip")
