@@ -9,7 +9,7 @@ import pytest
 
 from fastclip.run.folder import read_run
 from fastclip.tools.report import output as output_module
-from fastclip.tools.report.finds import ByPicture, ByText, Finds, FoundCaption, FoundPicture, Thumbnail
+from fastclip.tools.report.finds import Finds, Found, Search, Thumbnail
 from fastclip.tools.report.page import about_estimators, render
 from fastclip.tools.report.samples import HardPair, LikelyFalse, Samples
 from tests.tools.report.folders import VERSIONS, make_run, result, write_results
@@ -57,10 +57,10 @@ def _quick_plots(monkeypatch):
 
 
 def finds(query="a cat", caption="a cat", place=1):
-    picture = FoundPicture(Thumbnail(DOT, caption), 0.5, own=True)
-    other = FoundPicture(Thumbnail(DOT, "a dog"), 0.25, own=False)
-    by_picture = ByPicture(Thumbnail(DOT, caption), [FoundCaption(caption, 0.5, True)], place)
-    return Finds(2, 2, [ByText(query, [picture, other], 1)], [by_picture])
+    picture = Found(Thumbnail(DOT, caption), 0.5, own=True)
+    other = Found(Thumbnail(DOT, "a dog"), 0.25, own=False)
+    by_picture = Search(Thumbnail(DOT, caption), [Found(caption, 0.5, True)], place)
+    return Finds(2, 2, [Search(query, [picture, other], 1)], [by_picture])
 
 
 def page_of(folder, found=None, **more):

@@ -56,13 +56,9 @@ def group_scores(results: list[Result]) -> list[Group]:
 
 def _suites(tasks: dict[str, Result]) -> list[str]:
     """The suites that the tasks are of. The icon suite holds the emoji tasks too: either, not both."""
-
-    def has(name: str) -> bool:
-        return any(row.folder in tasks for row in find_suite(name).rows)
-
-    emoji = {row.folder for row in find_suite("emoji").rows}
-    icons = any(row.folder in tasks for row in find_suite("icons").rows if row.folder not in emoji)
-    return [name for name in ("icons" if icons else "emoji", "datacomp") if has(name)]
+    folders = {name: {row.folder for row in find_suite(name).rows} for name in _TITLES}
+    own = "icons" if (folders["icons"] - folders["emoji"]) & tasks.keys() else "emoji"
+    return [name for name in (own, "datacomp") if folders[name] & tasks.keys()]
 
 
 def _group(title: str, results: dict[str, Result]) -> Group:
