@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.record import RESULTS, save
 from fastclip.tools.report.commands import report
 from fastclip.tools.report.output import pictures_folder
-from fastclip.tools.study.rendering import as_dict, as_markdown
+from fastclip.tools.study.rendering import as_markdown
 from fastclip.tools.study.study import read_study
 from fastclip.tools.study.tables import study_tables
 
@@ -34,7 +34,7 @@ def main() -> None:
     tables = study_tables(state)
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
-    save(f"studies/{name}/figures", state.settings["seeds"], as_dict(tables), _commands(name))
+    save(f"studies/{name}/figures", state.study.seeds, tables, _commands(name))
     (kept / "tables.md").write_text(as_markdown(tables), encoding="utf-8")
     page = folder / "report.html"
     report(folder, page)

@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def _counted_captions(monkeypatch):
     """Tables of studies have figures of equal captions, though nobody has the pairs."""
-    from fastclip.tools.study import captions, tables
+    from fastclip.tools.study import tables
 
-    found = captions.EqualCaptions(0.1, 0.11, 0.5, 320, 640)
+    found = tables.EqualCaptions(0.1, 0.11, 0.5, 320, 640)
     monkeypatch.setattr(tables, "equal_captions", lambda config, progress: found)

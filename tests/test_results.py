@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fastclip.tools.study.measures import paired_difference
 from fastclip.tools.study.plan import load_study
-from fastclip.tools.study.statistics import paired_difference
+from fastclip.tools.study.rendering import as_markdown
 
 ROOT = Path(__file__).parent.parent
 KEPT = sorted((ROOT / "results" / "studies").glob("*/figures.json"))
@@ -32,6 +33,11 @@ def test_kept_figures_are_of_the_study_as_its_file_has_it(path):
     assert not kept["figures"]["missing"]
     for measure in kept["figures"]["measures"]:
         assert all(len(row["values"]) == len(study.seeds) for row in measure["rows"])
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_kept_tables_are_those_of_the_kept_figures(path):
+    assert as_markdown(json.loads(path.read_text())["figures"]) == (path.parent / "tables.md").read_text()
 
 
 @pytest.mark.parametrize("document", ["results.md", "scaling.md"])

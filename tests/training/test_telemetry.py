@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from fastclip.run.metrics import read_metrics, truncate_metrics
 from fastclip.run import metrics as metrics_module
+from fastclip.run.metrics import read_metrics, truncate_metrics
 from fastclip.training import telemetry as module
 from fastclip.training.telemetry import Plan, Silence, Telemetry
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import Action
+from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,12 @@ from jsonargparse import (
     ActionConfigFile,
     ArgumentError,
     ArgumentParser,
+    DefaultHelpFormatter,
     Namespace,
     set_parsing_settings,
 )
 
 from fastclip.config.options import SECTIONS, TABLES, TrainConfig
-from fastclip.help import Help
 from fastclip.text import did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -83,8 +83,13 @@ Exit codes: 0 trained to the end; 75 stopped by SIGTERM or Ctrl-C, and saved: ca
 error, told in a line."""
 
 
-class _Help(Help):
-    """Without what is for files only."""
+class _Help(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+    """Examples stay as they are, options have their defaults; without what is for files only."""
+
+    def _get_help_string(self, action: Action) -> str:
+        if action.default in (None, SUPPRESS, {}) or action.default is False:
+            return action.help or ""
+        return f"{action.help or ''} (default: %(default)s)"
 
     def _format_action(self, action: Action) -> str:
         section = action.dest.removesuffix(".help")

@@ -12,6 +12,7 @@ import logging
 import secrets
 from typing import Protocol
 
+from fastclip.run.folder import METRICS
 from fastclip.run.metrics import MetricsFile, read_metrics
 from fastclip.training.display import Display, Plan
 
@@ -36,7 +37,7 @@ class Telemetry:
         wandb_project: str | None = None,
         config: dict | None = None,
     ):
-        path = plan.run / "metrics.jsonl"
+        path = plan.run / METRICS
         self._metrics = MetricsFile(path)
         self._sinks: list[_Sink] = []
         if tensorboard:

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from fastclip.cli import call
 from fastclip.tools.profiling import plan_command
 from fastclip.tools.profiling.network import CLUSTERS, ERRORS, NETWORKS
-from fastclip.cli import call
 from tests.data.collections import write_shards
 from tests.tools.profiling.plans import as_json, write_recipe
 
@@ -27,7 +27,9 @@ def test_help_teaches_with_examples(capsys):
 
 
 def test_it_prints_a_table_for_each_question_and_what_they_mean(recipe, capsys):
-    call("plan", [*recipe, "--network", "10gbe", "--nodes", "1,2,16", "--compute-ms", "50", "--pairs", "1000"])
+    call(
+        "plan", [*recipe, "--network", "10gbe", "--nodes", "1,2,16", "--compute-ms", "50", "--pairs", "1000"]
+    )
     out = capsys.readouterr().out
     for title in ("Memory of a worker, MiB", "Sent by a worker in a step, MB", "Time of a step on 10gbe, ms"):
         assert title in out

@@ -11,7 +11,6 @@ from fastclip.evaluation.kept import model_key
 from fastclip.run.load import load_towers
 from fastclip.run.results import Result, append_result
 from fastclip.tools.report import output as output_module
-from fastclip.tools.report import template as template_module
 from fastclip.tools.report.commands import report
 from tests.evaluation import replica
 from tests.tools.report.folders import make_run
@@ -27,7 +26,7 @@ def trained(tmp_path_factory):
 def pictures(monkeypatch):
     """Plots have tests of their own. Where PNGs were to be written."""
     written = []
-    monkeypatch.setattr(template_module, "draw", lambda curve: "<svg></svg>")
+    monkeypatch.setattr(output_module, "draw", lambda curve: "<svg></svg>")
     monkeypatch.setattr(
         output_module,
         "write_pictures",

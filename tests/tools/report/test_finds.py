@@ -49,14 +49,14 @@ def test_pictures_whose_caption_is_the_query_are_marked():
     told[3].append("a cat")
     told[5] = ["a cat"]
     (found,) = search(FakeIndex(told), ["a cat"]).by_text
-    assert [place for place, picture in enumerate(found.pictures, start=1) if picture.own] == [3, 5]
-    assert [picture.score for picture in found.pictures[:2]] == [1.0, 0.99]
+    assert [place for place, picture in enumerate(found.found, start=1) if picture.own] == [3, 5]
+    assert [picture.score for picture in found.found[:2]] == [1.0, 0.99]
     assert found.place == 3
 
 
 def test_the_place_is_told_even_beyond_what_is_shown():
     (found,) = search(FakeIndex(captions(20)), ["caption 0"]).by_text
-    assert not any(picture.own for picture in found.pictures)
+    assert not any(picture.own for picture in found.found)
     assert found.place == 20
 
 
@@ -74,27 +74,27 @@ def test_without_queries_captions_are_chosen_the_same_each_time():
 def test_captions_for_pictures_mark_the_true_one():
     found = search(FakeIndex(captions(12))).by_picture
     assert len(found) == 6
-    assert [caption.own for caption in found[0].captions] == [False, True, False, False, False]
+    assert [caption.own for caption in found[0].found] == [False, True, False, False, False]
     assert (found[0].place, found[-1].place) == (2, 12)
-    assert not any(caption.own for caption in found[-1].captions)
+    assert not any(caption.own for caption in found[-1].found)
 
 
 def test_pictures_without_captions_are_found_by_words_only():
-    assert search(FakeIndex([[] for _ in range(9)])) == Finds(9, 0)
+    assert search(FakeIndex([[] for _ in range(9)])) == Finds(9, 0, [], [])
     found = search(FakeIndex([[] for _ in range(9)]), ["a cat"])
     assert found.by_picture == []
-    assert found.by_text[0].pictures[0].thumbnail.words == "1.png"
+    assert found.by_text[0].found[0].what.words == "1.png"
 
 
 def test_a_picture_that_is_gone_leaves_an_empty_tile():
     index = FakeIndex(captions(20), broken=range(20))
     found = search(index, ["caption 4"])
-    assert {picture.thumbnail.source for picture in found.by_text[0].pictures} == {""}
+    assert {picture.what.source for picture in found.by_text[0].found} == {""}
     assert found.by_picture == []
 
 
 def test_thumbnails_travel_inside_the_page():
-    source = search(FakeIndex(captions(20)), ["caption 4"]).by_text[0].pictures[0].thumbnail.source
+    source = search(FakeIndex(captions(20)), ["caption 4"]).by_text[0].found[0].what.source
     kind, _, code = source.partition(",")
     assert kind == "data:image/webp;base64"
     assert Image.open(io.BytesIO(base64.b64decode(code))).format == "WEBP"

@@ -1,13 +1,15 @@
-"""Pages and pictures are written whole or not at all."""
+"""Templates escape what they are given; pages and pictures are written whole or not at all."""
 
 import errno
 import os
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 
+from fastclip import __version__
 from fastclip.tools.report.curves import Curve, Line
-from fastclip.tools.report.output import pictures_folder, write, write_pictures
+from fastclip.tools.report.output import drawn, fill, pictures_folder, write, write_pictures
 
 
 def test_every_curve_is_a_picture_beside_the_page(tmp_path):
@@ -48,3 +50,20 @@ def test_a_full_disk_leaves_the_page_that_was_there(tmp_path, monkeypatch):
 def test_a_folder_as_out_says_what_to_give(tmp_path):
     with pytest.raises(ValueError, match=r"is a folder; give a file, e\.g\. .*report\.html"):
         write("page", tmp_path)
+
+
+def test_values_are_escaped_and_the_version_is_told():
+    page = fill("runs.html", names=["<b>a"], missing=[], grids=[], plots=[], configs=[])
+    assert "&lt;b&gt;a" in page
+    assert f"Made by fastclip {__version__}." in page
+
+
+def test_a_value_that_was_forgotten_is_an_error():
+    with pytest.raises(UndefinedError):
+        fill("runs.html", names=[])
+
+
+def test_drawings_are_not_escaped_again():
+    curve = Curve("k", "T", "u", "c", [Line("a", [0.0, 1.0], [0.0, 1.0])])
+    page = fill("runs.html", names=["a"], missing=[], grids=[], plots=drawn([curve]), configs=[])
+    assert "<svg" in page

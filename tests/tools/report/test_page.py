@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from fastclip.run.folder import read_run
-from fastclip.tools.report import template as template_module
-from fastclip.tools.report.finds import ByPicture, ByText, Finds, FoundCaption, FoundPicture, Thumbnail
-from fastclip.tools.report.page import render
+from fastclip.tools.report import output as output_module
+from fastclip.tools.report.finds import Finds, Found, Search, Thumbnail
+from fastclip.tools.report.page import about_estimators, render
 from fastclip.tools.report.samples import HardPair, LikelyFalse, Samples
 from tests.tools.report.folders import VERSIONS, make_run, result, write_results
 
@@ -53,14 +53,14 @@ def folder(tmp_path):
 @pytest.fixture
 def _quick_plots(monkeypatch):
     """Plots have tests of their own."""
-    monkeypatch.setattr(template_module, "draw", lambda curve: "<svg></svg>")
+    monkeypatch.setattr(output_module, "draw", lambda curve: "<svg></svg>")
 
 
 def finds(query="a cat", caption="a cat", place=1):
-    picture = FoundPicture(Thumbnail(DOT, caption), 0.5, own=True)
-    other = FoundPicture(Thumbnail(DOT, "a dog"), 0.25, own=False)
-    by_picture = ByPicture(Thumbnail(DOT, caption), [FoundCaption(caption, 0.5, True)], place)
-    return Finds(2, 2, [ByText(query, [picture, other], 1)], [by_picture])
+    picture = Found(Thumbnail(DOT, caption), 0.5, own=True)
+    other = Found(Thumbnail(DOT, "a dog"), 0.25, own=False)
+    by_picture = Search(Thumbnail(DOT, caption), [Found(caption, 0.5, True)], place)
+    return Finds(2, 2, [Search(query, [picture, other], 1)], [by_picture])
 
 
 def page_of(folder, found=None, **more):
@@ -236,3 +236,37 @@ def test_a_run_with_nothing_but_its_config_has_a_page(tmp_path):
 @pytest.mark.usefixtures("_quick_plots")
 def test_the_same_run_gives_the_same_page(folder):
     assert page_of(folder, finds()) == page_of(folder, finds())
+
+
+def told(folder):
+    return " ".join(about_estimators(read_run(folder)))
+
+
+def test_a_visit_comes_once_an_epoch_and_gamma_says_how_much_it_brings(tmp_path):
+    found = told(make_run(tmp_path / "a"))
+    assert "waits 10 steps for the next visit on average" in found
+    assert "At most it waits 20 steps" in found
+    assert "At γ = 0.2 each visit brings 20 % of an estimator" in found
+    assert "halves in 3.1 visits, which are about 31 steps" in found
+    assert "Every pair has been visited." in found
+
+
+def test_what_was_not_visited_is_told(tmp_path):
+    assert "50 % of the pairs have not been visited yet" in told(make_run(tmp_path / "a", steps=5))
+
+
+def test_at_gamma_1_only_the_last_visit_counts(tmp_path):
+    run = read_run(make_run(tmp_path / "a"))
+    run.records[-1]["gamma"] = 1.0
+    assert "nothing but its last visit" in " ".join(about_estimators(run))
+
+
+@pytest.mark.parametrize("algorithm", ["openclip", "mbcl"])
+def test_algorithms_without_estimators_say_nothing(tmp_path, algorithm):
+    assert told(make_run(tmp_path / "a", algorithm)) == ""
+
+
+def test_a_run_without_config_says_nothing(tmp_path):
+    folder = make_run(tmp_path / "a")
+    (folder / "config.yaml").unlink()
+    assert told(folder) == ""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fastclip.run.folder import read_run
-from fastclip.tools.report import template as template_module
+from fastclip.tools.report import output as output_module
 from fastclip.tools.report.runs_page import distinct_names, overlaid, render_runs
 from tests.tools.report.folders import make_run, result, write_results
 from tests.tools.report.test_page import Tags
@@ -24,7 +24,7 @@ def runs(folders):
 
 @pytest.fixture
 def _quick_plots(monkeypatch):
-    monkeypatch.setattr(template_module, "draw", lambda curve: "<svg></svg>")
+    monkeypatch.setattr(output_module, "draw", lambda curve: "<svg></svg>")
 
 
 def text_of(runs):

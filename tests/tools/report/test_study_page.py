@@ -1,20 +1,29 @@
 """A study's page shows its tables and curves, tells what is missing, and needs nothing but itself."""
 
 import json
+from math import isnan
+from statistics import fmean, stdev
 
 import pytest
 
-from fastclip.tools.report import template as template_module
-from fastclip.tools.report.study_page import progress_of, render_study
+from fastclip.tools.report import output as output_module
+from fastclip.tools.report.study_page import against_options, courses, mean_course, progress_of, render_study
+from fastclip.tools.study.measures import read_scores
+from fastclip.tools.study.tables import study_tables
 from tests.tools.report.test_page import EVIL, Tags
-from tests.tools.study.studies import fail, make_study, read_study
+from tests.tools.study.studies import fail, make_study, read_study, value_of
 
 pytestmark = pytest.mark.usefixtures("_counted_captions")
 
 
 @pytest.fixture
+def study(tmp_path):
+    return make_study(tmp_path / "study")
+
+
+@pytest.fixture
 def _quick_plots(monkeypatch):
-    monkeypatch.setattr(template_module, "draw", lambda curve: "<svg></svg>")
+    monkeypatch.setattr(output_module, "draw", lambda curve: "<svg></svg>")
 
 
 def text_of(study):
@@ -109,3 +118,86 @@ def test_the_same_study_gives_the_same_page(tmp_path):
 def test_progress_counts_runs(tmp_path):
     state = read_study(make_study(tmp_path / "study", done=lambda arm, seed: seed < 2))
     assert progress_of(state) == ("in progress", "8 of 12 runs done; the same command goes on")
+
+
+def test_a_course_is_the_mean_over_seeds_with_its_sd(study):
+    state = read_study(study)
+    found = {curve.key: curve for curve in courses(state, read_scores(state))}
+    assert list(found) == ["course-mean-recall-1-samples", "course-mean-recall-1-time"]
+    finals = [100 * value_of(state.arms[3], seed) for seed in range(3)]
+    line = found["course-mean-recall-1-samples"].lines[3]
+    assert line.label == "fastclip-v3-b64"
+    assert line.x == [0, 640, 1280, 1920, 2560]
+    assert line.y[-1] == pytest.approx(fmean(finals))
+    assert line.spread[-1] == pytest.approx(stdev(finals))
+    clock = found["course-mean-recall-1-time"]
+    assert clock.axis == "minutes"
+    assert clock.lines[0].x == pytest.approx([0, 0.5, 1, 1.5, 2])
+
+
+def test_only_where_all_seeds_were_evaluated_there_is_a_mean(study):
+    runs = list(read_scores(read_study(study)).runs["openclip-b32"].values())
+    del runs[0].evaluations[2]
+    del runs[1].records[-1]
+    found = mean_course(runs, "mean_recall@1")
+    assert [*found.samples] == [0, 640, 1920, 2560]
+    assert [*found.seconds[:3]] == [0, 30, 90]
+    assert isnan(found.seconds[3])  # one run has no clock there
+
+
+def test_one_run_has_no_spread_around_its_course(tmp_path):
+    state = read_study(make_study(tmp_path / "study", done=lambda arm, seed: seed == 0))
+    line = courses(state, read_scores(state))[0].lines[0]
+    assert line.spread == [0.0] * 5
+
+
+def test_arms_that_cannot_be_told_apart_any_more_are_counted(tmp_path):
+    study = make_study(tmp_path / "study", vary={"batch.size": list(range(8, 20))}, baseline={}, seeds=[0])
+    state = read_study(study)
+    curve = courses(state, read_scores(state))[0]
+    assert len(curve.lines) == 10
+    assert "2 more arms are in the tables" in curve.caption
+
+
+def test_many_arms_have_a_plot_for_each_baseline(tmp_path):
+    vary = {"algorithm": ["openclip", "fastclip-v3"], "batch.size": [16, 32, 64]}
+    state = read_study(make_study(tmp_path / "study", vary=vary))
+    found = courses(state, read_scores(state))
+    assert [curve.title for curve in found][::2] == [
+        f"Mean, top 1 against samples, batch.size {size}" for size in (16, 32, 64)
+    ]
+    assert [line.label for line in found[2].lines] == ["openclip-b32", "fastclip-v3-b32"]
+    assert len({curve.key for curve in found}) == 6
+
+
+def test_final_scores_stand_at_the_values_of_an_option_that_is_a_number(study):
+    found = against_options(study_tables(read_study(study)))
+    assert [curve.title for curve in found] == [
+        "Mean against batch.size",
+        "Retrieval against batch.size",
+        "Classification & Variants against batch.size",
+    ]
+    assert found[0].places == (32.0, 64.0)
+    assert [line.label for line in found[0].lines] == ["openclip", "fastclip-v3"]
+    assert [y > 0 for y in found[0].lines[0].spread] == [True, True]
+
+
+def test_an_option_of_words_or_with_one_value_left_has_no_such_curve(tmp_path):
+    words = make_study(tmp_path / "a", vary={"algorithm": ["openclip", "fastclip-v3"]})
+    assert against_options(study_tables(read_study(words))) == []
+    one = make_study(tmp_path / "b", done=lambda arm, seed: arm.values["batch.size"] == 32)
+    assert against_options(study_tables(read_study(one))) == []
+
+
+def test_a_study_without_tasks_shows_what_was_measured_in_training(tmp_path):
+    study = make_study(tmp_path / "study", tasks=None, suite=None)
+    for path in study.glob("runs/*/evaluation/results.jsonl"):
+        path.unlink()
+    found = against_options(study_tables(read_study(study)))
+    assert [curve.title for curve in found] == ["mean_recall@1 against batch.size"]
+
+
+def test_an_empty_study_has_no_curves(tmp_path):
+    state = read_study(make_study(tmp_path / "study", done=lambda arm, seed: False))
+    assert courses(state, read_scores(state)) == []
+    assert against_options(study_tables(state)) == []

@@ -2,8 +2,9 @@
 
 import json
 
+from fastclip.tools.study.folder import run_folder, run_name
 from fastclip.tools.study.plan import Study, write_study
-from fastclip.tools.study.study import read_study, run_folder, run_name
+from fastclip.tools.study.study import read_study
 
 PAIRS, BATCH = 640, 64
 SCORES = {  # of a task of each group of the emoji suite

@@ -1,9 +1,19 @@
 """Grids and the names of arms."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastclip.tools.study.arms import grid, identity, name_arms, number_or_as_it_is, slug
+from fastclip.tools.study.arms import (
+    Arm,
+    find_baselines,
+    grid,
+    identity,
+    name_arms,
+    number_or_as_it_is,
+    shown,
+    slug,
+)
 
 OPTIONS = ("algorithm", "batch.size", "optim.lr", "loss.tau", "data.train", "model.pretrained", "log.every")
 VALUES = st.one_of(
@@ -79,3 +89,33 @@ def test_numbers_that_yaml_takes_for_text_are_numbers():
     assert isinstance(number_or_as_it_is("64"), int)
     assert number_or_as_it_is("fastclip-v3") == "fastclip-v3"
     assert number_or_as_it_is("nan") == "nan"
+
+
+def test_baselines_match_on_all_of_their_other_values():
+    arms = [
+        Arm("a", {"algorithm": "openclip", "batch.size": 1}),
+        Arm("b", {"algorithm": "mbcl", "batch.size": 1, "loss.tau": 0.1}),
+        Arm("c", {"algorithm": "mbcl", "batch.size": True}),
+        Arm("d", {"algorithm": "mbcl", "batch.size": 1}),
+        Arm("e", {"algorithm": "mbcl"}),
+    ]
+    found = find_baselines(arms, {"algorithm": "openclip"})
+    assert found == {"a": None, "b": "a", "c": None, "d": "a", "e": None}
+
+
+def test_of_several_baselines_that_fit_the_closest_is_taken():
+    arms = [
+        Arm("a", {"algorithm": "openclip"}),
+        Arm("b", {"algorithm": "openclip", "batch.size": 1}),
+        Arm("c", {"algorithm": "mbcl", "batch.size": 1, "loss.tau": 0.1}),
+        Arm("d", {"algorithm": "mbcl", "batch.size": 2}),
+    ]
+    found = find_baselines(arms, {"algorithm": "openclip"})
+    assert found == {"a": None, "b": None, "c": "b", "d": "a"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(5e-4, "0.0005"), (1e-5, "1e-5"), (True, "true"), (None, "null"), ([1, 2], "[1, 2]")]
+)
+def test_values_are_shown_as_people_write_them(value, text):
+    assert shown(value) == text

@@ -1,12 +1,19 @@
-"""Scores are those of finished runs; means are over the same tasks everywhere; what is missing is told."""
+"""Scores are those of finished runs; means are over the same tasks everywhere; intervals are scipy's."""
 
 import json
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ttest_rel
 
 from fastclip.evaluation.tasks import find_suite
-from fastclip.tools.study.measures import groups, points, read_scores, training_measure
+from fastclip.tools.study.measures import groups, paired_difference, read_scores, summarise
 from tests.tools.study.studies import fail, make_study, read_study, value_of, write_results
+
+SHARE = st.floats(0, 1)
+SEEDS = st.dictionaries(st.integers(0, 20), st.tuples(SHARE, SHARE), min_size=2, max_size=8)
 
 
 @pytest.fixture
@@ -14,13 +21,15 @@ def study(tmp_path):
     return make_study(tmp_path / "study", vary={"algorithm": ["openclip", "fastclip-v3"]})
 
 
-def measures(study):
-    return {measure.name: measure for measure in read_scores(read_study(study)).measures}
+def values(scores, measure, arm):
+    """By seed, without what is not known."""
+    rows = scores.frame.query("measure == @measure and arm == @arm").dropna(subset="value")
+    return dict(zip(rows.seed, rows.value, strict=True))
 
 
 def test_means_come_first_then_tasks_then_what_was_measured_in_training(study):
-    found = read_scores(read_study(study)).measures
-    assert [(measure.name, measure.kind) for measure in found] == [
+    found = read_scores(read_study(study)).frame[["measure", "kind"]].drop_duplicates()
+    assert [*found.itertuples(index=False, name=None)] == [
         ("Mean", "mean"),
         ("Retrieval", "mean"),
         ("Classification & Variants", "mean"),
@@ -33,25 +42,25 @@ def test_means_come_first_then_tasks_then_what_was_measured_in_training(study):
 
 def test_a_mean_is_that_of_its_tasks_and_hard_ones_are_variants(study):
     arm = read_study(study).arms[1]
-    found = measures(study)
+    scores = read_scores(read_study(study))
     tasks = [value_of(arm, 2, task) for task in range(3)]
-    assert found["Mean"].values[arm.name][2] == pytest.approx(sum(tasks) / 3)
-    assert found["Retrieval"].values[arm.name][2] == pytest.approx(tasks[0])
-    assert found["Classification & Variants"].values[arm.name][2] == pytest.approx(sum(tasks[1:]) / 2)
+    assert values(scores, "Mean", arm.name)[2] == pytest.approx(sum(tasks) / 3)
+    assert values(scores, "Retrieval", arm.name)[2] == pytest.approx(tasks[0])
+    assert values(scores, "Classification & Variants", arm.name)[2] == pytest.approx(sum(tasks[1:]) / 2)
 
 
 def test_a_mean_over_a_part_of_the_suite_says_so(study):
-    assert measures(study)["Mean"].partial == f"3 of {len(find_suite('emoji').rows)} tasks"
+    frame = read_scores(read_study(study)).frame
+    assert {*frame[frame.measure == "Mean"].partial} == {f"3 of {len(find_suite('emoji').rows)} tasks"}
 
 
 def test_a_run_that_lacks_a_task_has_no_mean_and_is_told(study):
     state = read_study(study)
     write_results(state.runs[0].folder, state.runs[0].arm, 0, tasks=("twemoji_words", "twemoji_retrieval"))
     scores = read_scores(state)
-    found = {measure.name: measure for measure in scores.measures}
-    assert sorted(found["Mean"].values["openclip"]) == [1, 2]
-    assert sorted(found["Retrieval"].values["openclip"]) == [0, 1, 2]
-    assert sorted(found["hard_twemoji_categories"].values["openclip"]) == [1, 2]
+    assert [*values(scores, "Mean", "openclip")] == [1, 2]
+    assert [*values(scores, "Retrieval", "openclip")] == [0, 1, 2]
+    assert [*values(scores, "hard_twemoji_categories", "openclip")] == [1, 2]
     told = [sentence for sentence in scores.missing if "openclip, seed 0" in sentence]
     assert any("2 of the 3 tasks of Mean" in sentence for sentence in told)
 
@@ -62,8 +71,7 @@ def test_a_task_that_failed_is_told_and_never_zero(study):
         file.write(json.dumps({"task": "twemoji_words", "error": "0.tar is torn."}) + "\n")
     scores = read_scores(state)
     assert "openclip-seed0 has no score of twemoji_words: 0.tar is torn." in scores.missing
-    words = next(measure for measure in scores.measures if measure.name == "twemoji_words")
-    assert sorted(words.values["openclip"]) == [1, 2]
+    assert [*values(scores, "twemoji_words", "openclip")] == [1, 2]
 
 
 def test_runs_that_are_not_done_are_told_and_not_counted(tmp_path):
@@ -72,7 +80,7 @@ def test_runs_that_are_not_done_are_told_and_not_counted(tmp_path):
     scores = read_scores(read_study(study))
     assert "openclip-b32-seed0 failed and is not counted. ValueError: too large" in scores.missing
     assert "openclip-b32-seed2 has not finished and is not counted." in scores.missing
-    assert all([*seeds] == [1] for measure in scores.measures for seeds in measure.values.values())
+    assert {*scores.frame.seed} == {1}
 
 
 def test_a_broken_line_of_a_finished_run_is_told(study):
@@ -85,35 +93,89 @@ def test_a_broken_line_of_a_finished_run_is_told(study):
 
 def test_a_study_without_any_run_has_no_measures(tmp_path):
     study = make_study(tmp_path / "study", done=lambda arm, seed: False)
-    assert read_scores(read_study(study)).measures == []
+    assert read_scores(read_study(study)).frame.empty
 
 
 def test_without_a_suite_tasks_are_told_apart_by_their_kind():
-    found = {group.name: group for group in groups({"a": "retrieval", "b": "multilabel"}, None)}
-    assert found["Mean"].folders == ("a", "b")
-    assert found["Retrieval"].folders == ("a",)
-    assert found["Classification & Variants"].folders == ("b",)
+    found = groups({"a": "retrieval", "b": "multilabel"}, None)
+    assert found == {"Mean": ("a", "b"), "Retrieval": ("a",), "Classification & Variants": ("b",)}
 
 
 def test_datacomp_has_the_papers_own_names():
     found = groups({}, "datacomp")
-    assert found[0].tasks == 38
-    assert [group.name for group in found] == ["Datacomp", "Retrieval", "IN & Variants"]
+    assert [*found] == ["Datacomp", "Retrieval", "IN & Variants"]
+    assert len(found["Datacomp"]) == 38
 
 
-def test_points_have_the_clock_of_the_first_record_at_or_after_them(study):
-    run = read_scores(read_study(study)).runs["openclip"][0]
-    run.evaluations[1]["step"] = 5
-    found = points(run, "mean_recall@1")
-    assert [point.seconds for point in found] == [0.0, 30.0, 60.0, 90.0, 120.0]
-    assert found[-1].samples == 40 * 64
-    assert points(run, "unknown") == []
+def test_a_mean_that_no_run_has_is_there_without_values(study):
+    for run in read_study(study).runs:
+        kept = "twemoji_words" if run.seed else "twemoji_retrieval"
+        write_results(run.folder, run.arm, run.seed, tasks=(kept,))
+    scores = read_scores(read_study(study))
+    assert (scores.frame.measure == "Mean").any()
+    assert values(scores, "Mean", "openclip") == {}
 
 
-def test_runs_are_compared_by_the_usual_measure_or_by_any(study):
-    run = read_scores(read_study(study)).runs["openclip"][0]
-    assert training_measure([run]) == "mean_recall@1"
-    for record in run.evaluations:
-        record["evaluation"] = {"words/acc1": 0.5}
-    assert training_measure([run]) == "words/acc1"
-    assert training_measure([]) is None
+def split(pairs):
+    return {seed: one for seed, (one, _) in pairs.items()}, {
+        seed: other for seed, (_, other) in pairs.items()
+    }
+
+
+@given(st.lists(SHARE, min_size=2, max_size=9))
+def test_mean_and_sd_are_those_of_a_plain_loop(values):
+    mean = sum(values) / len(values)
+    sd = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    assert summarise(values) == (pytest.approx(mean), pytest.approx(sd, abs=1e-12), len(values))
+
+
+def test_one_value_has_no_spread():
+    assert summarise([0.25]) == (0.25, None, 1)
+
+
+def test_no_values_have_no_mean():
+    with pytest.raises(ValueError, match="no mean of no values"):
+        summarise([])
+
+
+@given(SEEDS)
+def test_the_interval_is_scipys(pairs):
+    one, other = split(pairs)
+    differences = [one[seed] - other[seed] for seed in one]
+    found = paired_difference(one, other)
+    if np.std(differences) < 1e-9:  # scipy divides by it
+        return
+    expected = ttest_rel(list(one.values()), list(other.values())).confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    assert found.mean == pytest.approx(np.mean(differences))
+    assert found.n == len(pairs)
+
+
+@given(SEEDS)
+def test_a_difference_turns_its_sign_with_its_sides(pairs):
+    one, other = split(pairs)
+    there, back = paired_difference(one, other), paired_difference(other, one)
+    assert there.mean == pytest.approx(-back.mean)
+    assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
+
+
+@given(SEEDS, st.dictionaries(st.integers(0, 20), st.floats(-1, 1), min_size=21, max_size=21))
+def test_what_a_seed_does_to_both_drops_out(pairs, shift):
+    one, other = split(pairs)
+    moved = paired_difference(
+        {seed: value + shift[seed] for seed, value in one.items()},
+        {seed: value + shift[seed] for seed, value in other.items()},
+    )
+    before = paired_difference(one, other)
+    assert moved == tuple(pytest.approx(value, abs=1e-9) for value in before)
+
+
+def test_seeds_that_one_side_lacks_are_not_compared():
+    found = paired_difference({0: 0.5, 1: 0.7, 2: 0.9}, {1: 0.5, 2: 0.6, 3: 0.0})
+    assert (found.mean, found.n) == (pytest.approx(0.25), 2)
+    assert paired_difference({0: 0.5}, {1: 0.5}) is None
+
+
+def test_one_seed_gives_no_interval():
+    found = paired_difference({0: 0.5}, {0: 0.25})
+    assert found == (0.25, None, None, 1)

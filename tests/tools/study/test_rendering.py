@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from fastclip.tools.study.rendering import as_dict, as_markdown, for_terminal, grids
+from fastclip.tools.study.rendering import Best, as_markdown, for_terminal, grids
 from fastclip.tools.study.tables import study_tables
 from tests.tools.study.studies import make_study, read_study
 
@@ -34,24 +34,24 @@ def test_the_summary_is_the_papers_table(tables):
     grid = grid_of(tables, "Summary")
     assert grid.headings == ["algorithm", "batch.size", "Mean", "Retrieval", "Classification & Variants",
                              "improvement"]  # fmt: skip
-    assert [cell.text for cell in grid.rows[2]] == [
+    assert grid.rows[2] == [
         "fastclip-v3", "32", "46.32 (1.00)", "41.32 (1.00)", "48.82 (1.00)", "+10.00, +10.00, +10.00",
     ]  # fmt: skip
-    assert grid.rows[0][-1].text == ""
-    assert [cell.bold for cell in grid.rows[2]] == [False, False, True, True, True, False]
+    assert grid.rows[0][-1] == ""
+    assert [isinstance(cell, Best) for cell in grid.rows[2]] == [False, False, True, True, True, False]
     assert "Partial: Mean: 3 of 19 tasks" in grid.note
 
 
 def test_a_measure_has_seeds_differences_and_intervals(tables):
     grid = grid_of(tables, "Retrieval")
-    assert [cell.text for cell in grid.rows[3]][2:] == [
+    assert grid.rows[3][2:] == [
         "41.64 (1.00)", "3", "+10.00", "+10.00 [+10.00, +10.00]",
     ]  # fmt: skip
-    assert [cell.text for cell in grid.rows[0]][4:] == ["–", "–"]
+    assert grid.rows[0][4:] == ["–", "–"]
 
 
 def test_partial_and_missing_ones_are_marked(partial):
-    rows = {row[0].text + row[1].text: [cell.text for cell in row] for row in grid_of(partial, "Mean").rows}
+    rows = {row[0] + row[1]: row for row in grid_of(partial, "Mean").rows}
     assert rows["openclip32"][2:4] == ["missing", "0 of 3"]
     assert rows["fastclip-v364"][2].endswith("*")
     assert rows["fastclip-v364"][3] == "2 of 3"
@@ -60,7 +60,7 @@ def test_partial_and_missing_ones_are_marked(partial):
 
 def test_every_task_has_a_line_with_all_arms(tables):
     grid = grid_of(tables, "Tasks")
-    assert [row[0].text for row in grid.rows] == ["twemoji_retrieval", "twemoji_words",
+    assert [row[0] for row in grid.rows] == ["twemoji_retrieval", "twemoji_words",
                                                   "hard_twemoji_categories"]  # fmt: skip
     assert len(grid.rows[0]) == 2 + 4
 
@@ -82,11 +82,11 @@ def test_markdown_survives_signs_that_end_a_cell(tmp_path):
 def test_missing_things_are_told_everywhere(partial):
     assert any("openclip-b32-seed0" in part for part in for_terminal(partial) if isinstance(part, str))
     assert "- openclip-b32-seed0 has not finished" in as_markdown(partial)
-    assert any("openclip-b32-seed0" in sentence for sentence in as_dict(partial)["missing"])
+    assert any("openclip-b32-seed0" in sentence for sentence in partial["missing"])
 
 
 def test_a_machine_gets_shares_and_the_values_of_seeds(tables):
-    found = json.loads(json.dumps(as_dict(tables)))
+    found = json.loads(json.dumps(tables))
     mean = found["measures"][0]
     assert (mean["name"], mean["kind"], mean["partial"]) == ("Mean", "mean", "3 of 19 tasks")
     row = mean["rows"][2]
@@ -115,8 +115,8 @@ def test_tuning_shows_every_try_and_the_choice(tmp_path):
     found = study_tables(read_study(study))
     grid = grid_of(found, "Tuning")
     assert grid.headings == ["arm", "optim.lr 0.001", "optim.lr 0.002", "optim.lr 0.004"]
-    assert [[cell.text for cell in row] for row in grid.rows] == [["openclip", "40.00", "50.00 ✓", "failed"]]
-    assert any("failed: diverged" in sentence for sentence in found.missing)
+    assert grid.rows == [["openclip", "40.00", "50.00 ✓", "failed"]]
+    assert any("failed: diverged" in sentence for sentence in found["missing"])
 
 
 def test_a_terminal_gets_wide_tables_in_pieces_and_documents_get_them_whole(tmp_path):
@@ -131,4 +131,17 @@ def test_a_terminal_gets_wide_tables_in_pieces_and_documents_get_them_whole(tmp_
 
 def test_arms_whose_batches_are_alike_share_a_line_of_equal_captions(tables):
     (row,) = grid_of(tables, "Equal captions").rows
-    assert row[0].text == "openclip-b32 and 3 more"
+    assert row[0] == "openclip-b32 and 3 more"
+
+
+def test_columns_are_the_varied_options_and_names_stand_where_values_do_not_say_them(tmp_path):
+    plain = next(grids(study_tables(read_study(make_study(tmp_path / "a")))))
+    assert plain.headings[: plain.names] == ["algorithm", "batch.size"]
+    assert plain.rows[0][: plain.names] == ["openclip", "32"]
+    named = [{"algorithm": "openclip"}, {"name": "warm", "algorithm": "mbcl", "loss.tau": 0.1}]
+    other = next(grids(study_tables(read_study(make_study(tmp_path / "b", vary={}, arms=named)))))
+    assert other.headings[: other.names] == ["arm", "algorithm", "loss.tau"]
+    assert [row[: other.names] for row in other.rows] == [
+        ["openclip", "openclip", "–"],
+        ["warm", "mbcl", "0.1"],
+    ]

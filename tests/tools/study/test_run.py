@@ -11,7 +11,6 @@ import pytest
 
 from fastclip.tools.study.jobs import PROGRAM
 from fastclip.tools.study.plan import Study
-from fastclip.tools.study.rendering import as_dict
 from fastclip.tools.study.run import run_study
 from fastclip.tools.study.study import read_study
 from fastclip.tools.study.tables import study_tables
@@ -95,7 +94,7 @@ def test_a_real_study_that_was_killed_twice_has_the_tables_of_one_that_was_not(l
 
 def numbers(out):
     """All that a study's tables say, but for the clock."""
-    found = as_dict(study_tables(read_study(out)))
+    found = study_tables(read_study(out))
     for row in found["effort"]["rows"]:
         del row["seconds"]
     return found

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from fastclip.tools.study.folder import is_trained
 from fastclip.tools.study.plan import Study, write_study
-from fastclip.tools.study.study import is_study, is_trained, read_study
+from fastclip.tools.study.study import is_study, read_study
 
 SETTINGS = {"vary": {"algorithm": ["openclip", "fastclip-v3"]}, "seeds": [0, 1]}
 
@@ -37,8 +38,8 @@ def test_before_it_starts_all_runs_are_there(out):
     ]  # fmt: skip
     assert {run.state for run in state.runs} == {"unfinished"}
     assert state.runs[0].folder == out / "runs" / "openclip-seed0"
-    assert (state.baseline, state.suite) == ({"algorithm": "openclip"}, None)
-    assert state.settings["config"] == "emoji"
+    assert (state.study.baseline, state.study.suite) == ({"algorithm": "openclip"}, None)
+    assert state.study.config == "emoji"
     assert is_study(out)
     assert not is_study(out / "runs")
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fastclip.tools.study.board import Board
-from fastclip.tools.study.run import planned, run_study
-from fastclip.tools.study.study import read_study
-from fastclip.tools.study.tune import choose, trials
+from fastclip.tools.study.run import run_study
+from fastclip.tools.study.study import read_study, state_of
+from fastclip.tools.study.tune import choose, read_tried, trials
 from tests.tools.study.grids import calls, tuned_study, write_data
 from tests.tools.study.pretender import PROGRAM
 
@@ -138,9 +138,40 @@ def test_an_arm_of_which_all_trials_failed_is_not_trained(data, out, capsys):
 
 
 def test_tunings_runs_are_listed_before_the_others(data, out):
-    names = [row.name for row in planned(tuned_study(data), out)]
+    names = [run.name for run in state_of(tuned_study(data), out).planned]
     assert names == [
         "tuning-openclip-lr0.002", "tuning-openclip-lr0.001",
         "tuning-fastclip-v3-lr0.002", "tuning-fastclip-v3-lr0.001",
         "openclip-seed0", "fastclip-v3-seed0",
     ]  # fmt: skip
+
+
+def write(folder, content):
+    (folder / "tuning.json").write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def test_a_study_that_tunes_nothing_has_no_tries(tmp_path):
+    missing = []
+    assert read_tried(tmp_path, missing) == []
+    assert missing == []
+
+
+def test_the_choice_is_marked_and_only_it(tmp_path):
+    tried = [{"values": {"optim.lr": lr}, "score": lr, "error": ""} for lr in (0.1, 0.2)]
+    write(tmp_path, {"arms": [{"arm": "a", "chosen": {"optim.lr": 0.1}, "tried": tried}]})
+    found = read_tried(tmp_path, [])
+    assert [(one["score"], one["chosen"]) for one in found] == [(0.1, True), (0.2, False)]
+
+
+def test_before_the_choice_nothing_is_marked(tmp_path):
+    write(tmp_path, {"arms": [{"arm": "a", "chosen": None, "tried": [{"values": {}, "score": None}]}]})
+    (one,) = read_tried(tmp_path, [])
+    assert (one["score"], one["chosen"]) == (None, False)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", {"arms": [{"arm": "a"}]}, {"arms": [1]}])
+def test_a_broken_file_is_told(tmp_path, content):
+    write(tmp_path, content)
+    missing = []
+    assert read_tried(tmp_path, missing) == []
+    assert "tuning.json cannot be read" in missing[0]

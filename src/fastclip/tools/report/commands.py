@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastclip.terminal import progress
-
 if TYPE_CHECKING:
-    from fastclip.model import TwoTowers
-    from fastclip.run.folder import Run
-    from fastclip.tools.report.finds import Finds
-    from fastclip.tools.report.samples import Samples
-    from fastclip.tools.report.template import Page
-    from fastclip.tools.search.index import Index
-
-log = logging.getLogger(__name__)
-Checkpoint = Literal["last", "best"]
+    from fastclip.tools.report.output import Page
 
 
 def report(
@@ -50,67 +39,32 @@ def report(
         workers: processes that decode images.
     """
     from fastclip.tools.report.output import pictures_folder, write, write_pictures
+    from fastclip.tools.report.page import page_of_run
+    from fastclip.tools.study.study import is_study
 
     queries = _queries(search)
     folders = [Path(run).expanduser() for run in ([runs] if isinstance(runs, Path | str) else runs)]
-    if len(folders) == 1 and not _is_study(folders[0]):
-        page, home = _about_run(folders[0], images, queries, checkpoint, workers), folders[0]
+    studies = [folder for folder in folders if is_study(folder)]
+    if len(folders) == 1 and not studies:
+        page, home = page_of_run(folders[0], images, queries, checkpoint, workers), folders[0]
     else:
         for name, given in (("images", images), ("search", search), ("checkpoint", checkpoint != "last")):
             if given:
                 raise ValueError(f"--{name} is for the page of one run: give one run, or leave it out.")
-        page, home = _about_several(folders)
+        page, home = _about_several(folders, studies)
     out = (out or home / "report.html").expanduser()
     write(page.html, out)
     write_pictures(page.curves, pictures_folder(out))
     print(f"The report is in {out}")
 
 
-def _is_study(folder: Path) -> bool:
-    from fastclip.tools.study.study import is_study
-
-    return is_study(folder)
-
-
-def _about_run(
-    folder: Path, images: str | None, queries: list[str] | None, checkpoint: Checkpoint, workers: int
-) -> Page:
-    """The page of one run."""
-    from fastclip.run.folder import EvaluationPairs, evaluation_pairs, find_checkpoint, read_run
-    from fastclip.tools.report.page import render
-    from fastclip.tools.search.index import Index
-
-    found = read_run(folder)
-    if checkpoint == "best":
-        find_checkpoint(found.folder, "best")  # says so if there is none
-    where = EvaluationPairs([images]) if images is not None else evaluation_pairs(found.folder)
-    index, finds, samples, reason = None, None, None, ""
-    if not where.paths:
-        reason = "The run's config names no pictures (evaluate.pairs)."
-    else:
-        try:
-            with progress("encoding pictures", "images") as update:
-                index = Index.open(str(folder), where.paths, None, checkpoint, workers, update, where.columns)
-            finds, samples = _find(index, queries)
-        except (OSError, ValueError, RuntimeError) as error:
-            if images is not None and found.facts:
-                raise
-            reason = str(error)
-    if found.facts and found.results:
-        _tell_old_scores(found, checkpoint, None if index is None else index.model.towers)
-    if reason:
-        log.warning("The page shows nothing that the model finds: %s", reason)
-    return render(found, finds, images=", ".join(where.paths), no_finds=reason, samples=samples)
-
-
-def _about_several(folders: list[Path]) -> tuple[Page, Path]:
+def _about_several(folders: list[Path], studies: list[Path]) -> tuple[Page, Path]:
     """The page of a study or of several runs, and the folder it belongs into."""
     from fastclip.run.folder import read_run
     from fastclip.tools.report.runs_page import render_runs
     from fastclip.tools.report.study_page import render_study
     from fastclip.tools.study.study import read_study
 
-    studies = [folder for folder in folders if _is_study(folder)]
     if not folders:
         raise ValueError("Which run? Give its folder, several of them, or a study's.")
     if studies and len(folders) > 1:
@@ -135,34 +89,3 @@ def _queries(search: str | None) -> list[str] | None:
     if len(queries) > MOST_QUERIES:
         raise ValueError(f"--search holds {len(queries)} texts; a page has room for {MOST_QUERIES}.")
     return queries
-
-
-def _tell_old_scores(run: Run, checkpoint: Checkpoint, towers: TwoTowers | None) -> None:
-    """A run may have gone on since it was scored; its model is loaded if nobody has done so."""
-    from fastclip.evaluation.kept import model_key
-    from fastclip.run.load import load_towers
-
-    try:
-        key = model_key(towers or load_towers(run.folder, checkpoint=checkpoint), None)
-    except (OSError, ValueError, RuntimeError) as error:
-        run.missing.append(f"The {checkpoint} checkpoint cannot be loaded: {error}")
-        return
-    old = sum(result.model not in ("", key) for result in run.results)
-    if old:
-        run.missing.append(
-            f"{old:,} of {len(run.results):,} scores are of other weights than the {checkpoint} "
-            "checkpoint's, or in another precision; `fastclip eval` scores again."
-        )
-
-
-def _find(index: Index, queries: list[str] | None) -> tuple[Finds, Samples | None]:
-    """What the model finds, and what it finds hard."""
-    from fastclip.tools.report.finds import find
-    from fastclip.tools.report.samples import look_at_samples
-
-    with progress("encoding captions", "captions") as update:
-        index.caption_features(update)
-    with progress("searching", "queries") as update:
-        finds = find(index, queries, update)
-    with progress("looking for hard pairs", "pairs") as update:
-        return finds, look_at_samples(index, update)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from math import log, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fastclip.config.resolved import loss_settings
 from fastclip.run.folder import Run, number, timing
-from fastclip.tools.report.headline import best_measure
+from fastclip.tools.report.headline import best_measure, known
+from fastclip.tools.study.courses import IN_TRAINING, measured
 
 _MOST_LINES = 5  # of evaluation measures; more could not be told apart
 
@@ -96,15 +97,14 @@ class Curve:
 
 def curves(run: Run, axis: Axis = EPOCHS) -> list[Curve]:
     """All for which the records have values, in the order of the page."""
-    return [curve for make in _MAKERS for curve in make(run, axis) if has_points(curve)]
+    return [curve for make in _MAKERS if has_points(curve := make(run, axis))]
 
 
 def elsewhere(run: Run) -> list[Curve]:
     """The two that matter most against samples and time, where these are known."""
-    axes = [SAMPLES, time_axis(max((_seconds(record) for record in run.records), default=0.0))]
-    return [
-        curve for axis in axes for curve in curves(run, axis) if curve.key.startswith(("evaluation", "loss"))
-    ]
+    axes = (SAMPLES, time_axis(max(known(run.records, "elapsed"), default=0.0)))
+    found = [curve for axis in axes for curve in curves(run, axis)]
+    return [curve for curve in found if curve.key.startswith(("evaluation", "loss"))]
 
 
 def short_name(measure: str) -> str:
@@ -116,74 +116,56 @@ def short_name(measure: str) -> str:
     return f"{sought}, top {found[2]}"
 
 
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def has_points(curve: Curve) -> bool:
     """Whether there is anything to draw."""
     return any(x == x and y == y for line in curve.lines for x, y in zip(line.x, line.y, strict=True))
 
 
-def _evaluation(run: Run, axis: Axis) -> Iterator[Curve]:
-    best = best_measure(run)
-    if best is None:
-        return
-    measured = list(dict.fromkeys(name for record in run.evaluations for name in record["evaluation"]))
-    first = [best, *_GENERAL]
-    names = [name for name in dict.fromkeys(first) if name in measured]
-    names = (names + [name for name in measured if name not in names])[:_MOST_LINES]
+def _curve(axis: Axis, key: str, unit: str, lines: list[Line], **more: Any) -> Curve:
+    """With the last value of the first line; an axis other than epochs has its name in the key."""
+    values = [value for line in lines[:1] for value in line.y if value == value]
+    latest = f"{values[-1]:.4g}{' %' * unit.startswith('%')}".replace("-", "−") if values else ""
+    key = key if axis is EPOCHS else f"{key}-{axis.key}"
+    return Curve(key=key, unit=unit, lines=lines, latest=latest, axis=axis.label, **more)
+
+
+def _evaluation(run: Run, axis: Axis) -> Curve:
+    names = measured([run])
+    shown = [name for name in dict.fromkeys((best_measure(run), *_GENERAL, *names)) if name in names]
     x = _scaled([axis.of(run, record) for record in run.evaluations])
-    lines = [
-        Line(
-            short_name(name), x, _scaled([record["evaluation"].get(name) for record in run.evaluations], 100)
-        )
-        for name in names
-    ]
-    left = len(measured) - len(names)
+    lines = []
+    for name in filter(None, shown[:_MOST_LINES]):
+        y = _scaled([record["evaluation"].get(name) for record in run.evaluations], 100)
+        lines.append(Line(short_name(name), x, y))
+    left = len(names) - len(lines)
     more = f" {left} more measures are in metrics.jsonl." if left > 0 else ""
     caption = (
         "How often the model is right on data that it does not train on. Higher is better; a line that "
         f"turns down means that the model begins to fit its training pairs only.{more}"
     )
-    yield Curve(
-        _key("evaluation", axis),
-        "Evaluation",
-        "% right",
-        caption,
-        lines,
-        from_zero=True,
-        latest=_latest(lines, " %"),
-        axis=axis.label,
-    )
+    return _curve(axis, "evaluation", "% right", lines, title="Evaluation", caption=caption, from_zero=True)
 
 
-_GENERAL = ("mean_recall@1", "tasks_mean", "image_retrieval_recall@1", "text_retrieval_recall@1",
-            "image_retrieval_recall@5", "text_retrieval_recall@5")  # fmt: skip
+_GENERAL = (*IN_TRAINING, "image_retrieval_recall@5", "text_retrieval_recall@5")
 
 
-def _simple(
-    key: str,
-    title: str,
-    unit: str,
-    caption: str,
-    *,
-    factor: float = 1,
-    from_zero: bool = False,
-    of: Callable[[dict, str], object] = dict.get,
-    after: str = "",
-) -> Callable[[Run, Axis], Iterator[Curve]]:
-    """A curve of one value of the records."""
-
-    def make(run: Run, axis: Axis) -> Iterator[Curve]:
-        y = _scaled([of(record, key) for record in run.records], factor)
-        lines = [Line(title, _places(run, axis), y)]
-        latest = _latest(lines, after)
-        yield Curve(_key(key, axis), title, unit, caption, lines, None, (), from_zero, latest, axis.label)
-
-    return make
+def _simple(key: str, title: str, unit: str, caption: str, run: Run, axis: Axis, **more: Any) -> Curve:
+    """A curve of one value of the records, whose `name` is the key if left out; shares are in percent."""
+    name, label = more.pop("name", key), more.pop("label", title)
+    x = _scaled([axis.of(run, record) for record in run.records])
+    values = [record.get(name, timing(record, name)) for record in run.records]
+    lines = [Line(label, x, _scaled(values, 100 if unit.startswith("%") else 1))]
+    return _curve(axis, key, unit, lines, title=title, caption=caption, **more)
 
 
-def _radius(run: Run, axis: Axis) -> Iterator[Curve]:
+def _radius(run: Run, axis: Axis) -> Curve:
     levels = []
     if run.config is not None:
-        settings = loss_settings(run.config)
+        settings = run.config.loss
         if settings.algorithm.rho is not None:
             levels.append(Level("ρ", settings.rho))
         levels.append(Level("log(B−1)", log(run.config.batch.size - 1), dotted=True))
@@ -193,104 +175,48 @@ def _radius(run: Run, axis: Axis) -> Iterator[Curve]:
         else "It grows as the model tells its negatives apart, and with a lower τ."
     )
     caption = f"How unevenly the negatives weigh. {goal} At γ = 1 it cannot pass log(B−1)."
-    y = _scaled([record.get("radius") for record in run.records])
-    lines = [Line("mean(q−ℓ)", _places(run, axis), y)]
-    latest, key = _latest(lines), _key("radius", axis)
-    yield Curve(key, "Radius", "nats", caption, lines, None, tuple(levels), False, latest, axis.label)
+    curve = _simple("radius", "Radius", "nats", caption, run, axis, label="mean(q−ℓ)")
+    return replace(curve, levels=tuple(levels))
 
 
-def _log_u(run: Run, axis: Axis) -> Iterator[Curve]:
-    low, middle, high = (
-        _scaled([record.get(f"log_u_q{q}") for record in run.records]) for q in ("05", "50", "95")
-    )
-    lines = [Line("median", _places(run, axis), middle)]
+def _log_u(run: Run, axis: Axis) -> Curve:
+    low, high = (_scaled([record.get(f"log_u_q{q}") for record in run.records]) for q in ("05", "95"))
     caption = (
         "The estimators of the batch's samples. They fall as pairs become easier to tell from the rest; "
         "the upper edge of the band are the samples that are still hard."
     )
-    band = Band("5–95 %", _places(run, axis), low, high)
-    latest, key = _latest(lines), _key("log_u", axis)
-    yield Curve(key, "Estimators log u", "log u", caption, lines, band, (), False, latest, axis.label)
+    median = {"name": "log_u_q50", "label": "median"}
+    curve = _simple("log_u", "Estimators log u", "log u", caption, run, axis, **median)
+    return replace(curve, band=Band("5–95 %", curve.lines[0].x, low, high))
 
 
-_MAKERS: tuple[Callable[[Run, Axis], Iterator[Curve]], ...] = (
+_MAKERS: tuple[Callable[[Run, Axis], Curve], ...] = (
     _evaluation,
-    _simple(
-        "loss",
-        "Loss",
-        "loss",
-        "What training makes small; it may be negative, and may jump when γ changes. It should fall and "
-        "then flatten. Losses of two algorithms cannot be compared: their evaluations can.",
-    ),
-    _simple(
-        "tau",
-        "Temperature τ",
-        "τ",
-        "How sharply the loss looks at the hardest negatives; lower is sharper. It should settle, and not "
-        "stay at its lower limit.",
-    ),
+    partial(_simple, "loss", "Loss", "loss",
+            "What training makes small; it may be negative, and may jump when γ changes. It should fall and "
+            "then flatten. Losses of two algorithms cannot be compared: their evaluations can."),
+    partial(_simple, "tau", "Temperature τ", "τ",
+            "How sharply the loss looks at the hardest negatives; lower is sharper. It should settle, and "
+            "not stay at its lower limit."),
     _radius,
     _log_u,
-    _simple(
-        "unvisited",
-        "Unvisited pairs",
-        "% of all pairs",
-        "The share of the pairs that have no estimator yet. It reaches 0 at the end of the first epoch.",
-        factor=100,
-        from_zero=True,
-        after=" %",
-    ),
-    _simple(
-        "gamma",
-        "Inner rate γ",
-        "γ",
-        "How fast the estimators follow the batch: at 1 only the batch counts, at lower values the past too.",
-        from_zero=True,
-    ),
-    _simple(
-        "lr",
-        "Learning rate",
-        "learning rate",
-        "It rises in the warm-up and then falls along a cosine.",
-        from_zero=True,
-    ),
-    _simple(
-        "grad_norm",
-        "Gradient norm",
-        "norm",
-        "The length of the model's gradient before clipping. Lone peaks are harmless; a steady rise is a "
-        "warning: try a lower learning rate or --optim.clip 1.0.",
-        from_zero=True,
-    ),
-    _simple(
-        "samples_per_second",
-        "Speed",
-        "samples/s",
-        "Pairs trained on in a second, without the time of evaluations and checkpoints. Dips are other work "
-        "on the machine, or slow data.",
-        from_zero=True,
-        of=timing,
-    ),
-)
-
-
-def _key(name: str, axis: Axis) -> str:
-    return name if axis is EPOCHS else f"{name}-{axis.key}"
-
-
-def _places(run: Run, axis: Axis) -> list[float]:
-    return _scaled([axis.of(run, record) for record in run.records])
-
-
-def _seconds(record: dict) -> float:
-    return timing(record, "elapsed") or 0.0
+    partial(_simple, "unvisited", "Unvisited pairs", "% of all pairs",
+            "The share of the pairs that have no estimator yet. It reaches 0 at the end of the first epoch.",
+            from_zero=True),
+    partial(_simple, "gamma", "Inner rate γ", "γ",
+            "How fast the estimators follow the batch: at 1 only the batch counts, at lower values the past "
+            "too.", from_zero=True),
+    partial(_simple, "lr", "Learning rate", "learning rate",
+            "It rises in the warm-up and then falls along a cosine.", from_zero=True),
+    partial(_simple, "grad_norm", "Gradient norm", "norm",
+            "The length of the model's gradient before clipping. Lone peaks are harmless; a steady rise is a "
+            "warning: try a lower learning rate or --optim.clip 1.0.", from_zero=True),
+    partial(_simple, "samples_per_second", "Speed", "samples/s",
+            "Pairs trained on in a second, without the time of evaluations and checkpoints. Dips are other "
+            "work on the machine, or slow data.", from_zero=True),
+)  # fmt: skip
 
 
 def _scaled(values: list, factor: float = 1) -> list[float]:
     numbers = [number(value) for value in values]
     return [nan if value is None else factor * value for value in numbers]
-
-
-def _latest(lines: list[Line], after: str = "") -> str:
-    values = [value for value in lines[0].y if value == value]
-    return f"{values[-1]:.4g}{after}".replace("-", "−") if values else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import NamedTuple
 
 from fastclip.data.images import BadImage, thumbnail, upright_rgb
@@ -26,49 +26,32 @@ class Thumbnail(NamedTuple):
     """Its captions, or else its name: for who does not see it."""
 
 
-class FoundPicture(NamedTuple):
-    thumbnail: Thumbnail
+class Found(NamedTuple):
+    """A picture or a caption."""
+
+    what: Thumbnail | str
     score: float
     own: bool
-    """The query is its caption."""
+    """It belongs to what was searched with."""
 
 
-class FoundCaption(NamedTuple):
-    text: str
-    score: float
-    own: bool
-    """It is the picture's."""
+class Search(NamedTuple):
+    """The best pictures for words, or the best captions for a picture."""
 
-
-@dataclass
-class ByText:
-    """The best pictures for words."""
-
-    query: str
-    pictures: list[FoundPicture]
+    query: str | Thumbnail
+    found: list[Found]
     place: int | None
-    """Of the first picture that has the query as its caption, from 1; None if no picture has."""
+    """Of the first that belongs to the query among all, from 1; None if none does."""
 
 
-@dataclass
-class ByPicture:
-    """The best captions for a picture."""
-
-    thumbnail: Thumbnail
-    captions: list[FoundCaption]
-    place: int
-    """Of its own caption, from 1."""
-
-
-@dataclass
-class Finds:
+class Finds(NamedTuple):
     """Both directions."""
 
     pictures: int
     """In which was searched."""
     captions: int
-    by_text: list[ByText] = field(default_factory=list)
-    by_picture: list[ByPicture] = field(default_factory=list)
+    by_text: list[Search]
+    by_picture: list[Search]
 
 
 def find(index: Index, queries: list[str] | None, progress: Callable[[int, int], None]) -> Finds:
@@ -76,15 +59,14 @@ def find(index: Index, queries: list[str] | None, progress: Callable[[int, int],
     told = {number: index.pictures.pictures[number].captions for number in index.features.kept_b.tolist()}
     chosen = queries or spread(index.captions, QUERIES)
     shown = spread([number for number in told if told[number]], SHOWN_PICTURES)
-    finds = Finds(len(told), len(index.captions))
-    total = len(chosen) + len(shown)
-    for query in chosen:
+    finds = Finds(len(told), len(index.captions), [], [])
+    for done, query in enumerate(chosen, start=1):
         finds.by_text.append(_by_text(index, query, told))
-        progress(len(finds.by_text), total)
-    for number in shown:
-        found = _by_picture(index, number, told[number])
-        finds.by_picture += [] if found is None else [found]
-        progress(len(finds.by_text) + len(finds.by_picture), total)
+        progress(done, len(chosen) + len(shown))
+    for done, number in enumerate(shown, start=1):
+        with suppress(OSError, BadImage):  # it cannot be read any more
+            finds.by_picture.append(_by_picture(index, number, told[number]))
+        progress(len(chosen) + done, len(chosen) + len(shown))
     return finds
 
 
@@ -94,26 +76,21 @@ def spread(things: list, count: int) -> list:
     return [things[(2 * i + 1) * len(things) // (2 * count)] for i in range(count)]
 
 
-def _by_text(index: Index, query: str, told: dict[int, list[str]]) -> ByText:
+def _by_text(index: Index, query: str, told: dict[int, list[str]]) -> Search:
     matches = index.by_text(query, len(told))
-    places = [place for place, match in enumerate(matches, start=1) if query in told[match.number]]
+    places = (place for place, match in enumerate(matches, start=1) if query in told[match.number])
     best = [
-        FoundPicture(thumbnail_of(index, m.number, told[m.number]), m.score, query in told[m.number])
-        for m in matches[:BEST_PICTURES]
+        Found(thumbnail_of(index, match.number, told[match.number]), match.score, query in told[match.number])
+        for match in matches[:BEST_PICTURES]
     ]
-    return ByText(query, best, places[0] if places else None)
+    return Search(query, best, next(places, None))
 
 
-def _by_picture(index: Index, number: int, own: list[str]) -> ByPicture | None:
-    """None if the picture cannot be read any more."""
-    try:
-        image = upright_rgb(index.pictures.image(number))
-    except (OSError, BadImage):
-        return None
-    matches = index.captions_for(image, len(index.captions))
+def _by_picture(index: Index, number: int, own: list[str]) -> Search:
+    matches = index.captions_for(upright_rgb(index.pictures.image(number)), len(index.captions))
     place = next(place for place, match in enumerate(matches, start=1) if match.text in own)
-    best = [FoundCaption(m.text, m.score, m.text in own) for m in matches[:BEST_CAPTIONS]]
-    return ByPicture(thumbnail_of(index, number, own), best, place)
+    best = [Found(match.text, match.score, match.text in own) for match in matches[:BEST_CAPTIONS]]
+    return Search(thumbnail_of(index, number, own), best, place)
 
 
 def thumbnail_of(index: Index, number: int, captions: list[str]) -> Thumbnail:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fastclip.run.folder import Run, number, timing
 from fastclip.text import duration
+from fastclip.tools.study.courses import measured
 
 _LONG_WAIT = 0.5  # share of the time: more readers would make the run faster
 
@@ -27,17 +28,17 @@ def headline(run: Run) -> list[Figure]:
     return [figure for figure in found if figure is not None]
 
 
+def known(records: list[dict], name: str) -> list[float]:
+    """The numbers that records have under a name, or under it in "time"."""
+    values = (number(record.get(name, timing(record, name))) for record in records)
+    return [value for value in values if value is not None]
+
+
 def best_measure(run: Run) -> str | None:
     """By which the best checkpoint is chosen; what was never measured is not it."""
-    config = run.config
-    wanted = [
-        run.facts.get("best", {}).get("measure"),
-        config.evaluate.best if config else None,
-        "mean_recall@1",
-        "tasks_mean",
-    ]
-    measured = [name for record in run.evaluations for name in record["evaluation"]]
-    return next((name for name in (*wanted, *measured) if name in measured), None)
+    chosen, names = run.config.evaluate.best if run.config else None, measured([run])
+    wanted = (run.facts.get("best", {}).get("measure"), chosen, "mean_recall@1", "tasks_mean")
+    return next((name for name in (*wanted, *names) if name in names), None)
 
 
 def in_words(measure: str) -> str:
@@ -68,59 +69,44 @@ def percent(share: float) -> str:
 
 
 def _score(run: Run) -> Figure | None:
-    measure = best_measure(run)
-    if measure is None:
-        return None
-    scored = [
-        (value, record)
-        for record in run.evaluations
-        if (value := number(record["evaluation"].get(measure))) is not None
-    ]
-    trained = [(value, record) for value, record in scored if record["step"] > 0]
+    measure = best_measure(run) or ""
+    scored = [(value, e) for e in run.evaluations for value in known([e["evaluation"]], measure)]
     if not scored:
         return None
+    trained = [(value, record) for value, record in scored if record["step"] > 0]
     value, record = max(trained or scored, key=lambda pair: pair[0])
     name = "best score" if trained else "score before training"
     return Figure(name, percent(value), f"{in_words(measure)} ({measure}), at epoch {record['epoch']:.3g}")
 
 
 def _time(run: Run) -> Figure | None:
-    known = [timing(record, "elapsed") for record in run.records] + [number(run.facts.get("elapsed"))]
-    seconds = max((value for value in known if value is not None), default=None)
-    if seconds is None:
+    seconds = known([*run.records, run.facts], "elapsed")
+    if not seconds:
         return None
     workers = run.facts.get("workers")
     on = f", on {workers} workers" if workers and workers > 1 else ""
-    return Figure("time trained", duration(seconds), f"with evaluations and checkpoints{on}")
+    return Figure("time trained", duration(max(seconds)), f"with evaluations and checkpoints{on}")
 
 
 def _speed(run: Run) -> Figure | None:
-    speeds = [v for record in run.records if (v := timing(record, "samples_per_second")) is not None]
+    speeds = known(run.records, "samples_per_second")
     if not speeds:
         return None
-    waits = [v for record in run.records if (v := timing(record, "data_wait")) is not None]
-    wait = median(waits) if waits else 0.0
+    wait = median(known(run.records, "data_wait") or [0.0])
     note = f"the median; {100 * wait:.0f} % of the time waiting for data"
     return Figure("samples a second", f"{median(speeds):,.0f}", note, wait > _LONG_WAIT)
 
 
 def _skipped(run: Run) -> Figure | None:
-    count = _last_count(run, "skipped")
-    if count is None:
-        return None
-    note = "their loss or gradient was not finite" if count else "every loss and gradient was finite"
-    return Figure("skipped steps", f"{count:,}", note, count > 0)
+    for count in known(run.records[-1:], "skipped"):
+        note = "their loss or gradient was not finite" if count else "every loss and gradient was finite"
+        return Figure("skipped steps", f"{int(count):,}", note, count > 0)
+    return None
 
 
 def _bad(run: Run) -> Figure | None:
-    count, pairs = _last_count(run, "bad"), run.num_samples
-    if count is None:
-        return None
-    of = f" of {pairs:,}" if pairs else ""
-    note = f"{of.strip()} could not be used, and were replaced" if count else f"all{of} could be used"
-    return Figure("bad pairs", f"{count:,}", note.strip(), count > 0)
-
-
-def _last_count(run: Run, name: str) -> int | None:
-    values = [number(record.get(name)) for record in run.records[-1:]]
-    return None if not values or values[0] is None else int(values[0])
+    for count in known(run.records[-1:], "bad"):
+        of = f"of {run.num_samples:,} " if run.num_samples else ""
+        note = f"{of}could not be used, and were replaced" if count else f"all {of}could be used"
+        return Figure("bad pairs", f"{int(count):,}", note, count > 0)
+    return None

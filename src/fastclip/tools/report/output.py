@@ -1,15 +1,52 @@
-"""Puts a page and its pictures on the disk, each whole or not at all."""
+"""Pages from templates, written with their pictures: whole or not at all.
+
+Everything from a run is escaped, and a name that a template asks for and does not get is an error.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fastclip import __version__
 from fastclip.files import aside
 from fastclip.terminal import progress
 from fastclip.tools.report.curves import Curve
-from fastclip.tools.report.plots import draw_png
+from fastclip.tools.report.headline import percent
+from fastclip.tools.report.plots import draw, draw_png
+from fastclip.tools.study.rendering import Best
+
+
+class Page(NamedTuple):
+    """A page, and what is drawn on it."""
+
+    html: str
+    curves: list[Curve]
+
+
+def fill(template: str, **values: object) -> str:
+    """A page as text."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = percent
+    environment.tests["best"] = lambda cell: isinstance(cell, Best)
+    return environment.get_template(template).render(**values, version=__version__)
+
+
+def drawn(curves: Iterable[Curve]) -> list[tuple[Curve, Markup]]:
+    """Curves with their drawings."""
+    return [(curve, Markup(draw(curve))) for curve in curves]
 
 
 def pictures_folder(out: Path) -> Path:

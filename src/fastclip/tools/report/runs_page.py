@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fastclip.run.folder import Run, number, timing
+from fastclip.config.resolved import Resolved
+from fastclip.run.folder import Run, number
 from fastclip.text import duration
 from fastclip.tools.report.curves import (
     EPOCHS,
@@ -14,15 +16,17 @@ from fastclip.tools.report.curves import (
     Axis,
     Curve,
     Line,
+    capital,
     curves,
     has_points,
     short_name,
     time_axis,
 )
+from fastclip.tools.report.headline import known
+from fastclip.tools.report.output import Page, drawn, fill
 from fastclip.tools.report.scores import group_scores
-from fastclip.tools.report.template import Page, drawn, fill
-from fastclip.tools.study.measures import IN_TRAINING
-from fastclip.tools.study.rendering import Cell, Grid
+from fastclip.tools.study.courses import main_measures, measured
+from fastclip.tools.study.rendering import Best, Grid
 
 MOST_RUNS = 10  # in one plot; more could not be told apart
 
@@ -33,13 +37,12 @@ def render_runs(runs: list[Run]) -> Page:
     missing = [f"{name}: {told}" for name, run in zip(names, runs, strict=True) for told in run.missing]
     if len(runs) > MOST_RUNS:
         missing.append(f"Plots show the first {MOST_RUNS} of {len(runs)} runs; the tables have all.")
-    grids = [_final_values(runs, names), _tasks(runs, names)]
     plots = overlaid(runs[:MOST_RUNS], names[:MOST_RUNS])
     html = fill(
         "runs.html",
         names=names,
         missing=missing,
-        grids=[grid for grid in grids if grid.rows],
+        grids=[grid for grid in (_final_values(runs, names), _tasks(runs, names)) if grid.rows],
         plots=drawn(plots),
         configs=[(name, run.config_text) for name, run in zip(names, runs, strict=True) if run.config_text],
     )
@@ -58,35 +61,19 @@ def distinct_names(folders: list[Path]) -> list[str]:
 
 def overlaid(runs: list[Run], names: list[str]) -> list[Curve]:
     """Every measure of the evaluations, the main one against samples and time too; then all other curves."""
-    measured = [name for run in runs for record in run.evaluations for name in record["evaluation"]]
-    measures = list(dict.fromkeys(name for name in (*IN_TRAINING, *measured) if name in measured))
-    longest = max((timing(run.records[-1], "elapsed") or 0.0 for run in runs if run.records), default=0.0)
-    found = [_evaluation(runs, names, measure, EPOCHS, n) for n, measure in enumerate(measures)]
-    elsewhere = (
-        [_evaluation(runs, names, measures[0], axis, 0) for axis in (SAMPLES, time_axis(longest))]
-        if measures
-        else []
-    )
-    found = [*found[:1], *elsewhere, *found[1:]]
-    lines: dict[str, list[Line]] = {}
-    shapes: dict[str, Curve] = {}
+    longest = max((s for run in runs for s in known(run.records[-1:], "elapsed")), default=0.0)
+    found = []
+    for place, measure in enumerate(dict.fromkeys((*main_measures(runs), *measured(runs)))):
+        for axis in (EPOCHS, SAMPLES, time_axis(longest)) if place == 0 else (EPOCHS,):
+            found.append(_evaluation(runs, names, measure, axis, place))
+    others: dict[str, Curve] = {}
     for run, name in zip(runs, names, strict=True):
         for curve in curves(run):
             if curve.key != "evaluation":
-                shapes.setdefault(curve.key, curve)
-                lines.setdefault(curve.key, []).append(replace(curve.lines[0], label=name))
-    found += [
-        replace(
-            shape,
-            lines=lines[key],
-            band=None,
-            levels=(),
-            latest="",
-            caption=_CAPTIONS.get(key, shape.caption),
-        )
-        for key, shape in shapes.items()
-    ]
-    return [curve for curve in found if has_points(curve)]
+                caption = _CAPTIONS.get(curve.key, curve.caption)
+                shape = replace(curve, lines=[], band=None, levels=(), latest="", caption=caption)
+                others.setdefault(curve.key, shape).lines.append(replace(curve.lines[0], label=name))
+    return [curve for curve in (*found, *others.values()) if has_points(curve)]
 
 
 _CAPTIONS = {  # where a single run's would be wrong, or of one algorithm
@@ -101,75 +88,63 @@ def _evaluation(runs: list[Run], names: list[str], measure: str, axis: Axis, pla
     for run, name in zip(runs, names, strict=True):
         x = [axis.of(run, record) for record in run.evaluations]
         y = [number(record["evaluation"].get(measure)) for record in run.evaluations]
-        known = [(a, 100 * b) for a, b in zip(x, y, strict=True) if a is not None and b is not None]
-        if known:
-            lines.append(Line(name, [a for a, _ in known], [b for _, b in known]))
-    key = f"evaluation-{place}-{axis.key}"
+        there = [(a, 100 * b) for a, b in zip(x, y, strict=True) if a is not None and b is not None]
+        if there:
+            lines.append(Line(name, [a for a, _ in there], [b for _, b in there]))
     caption = f"{measure} on data that the models do not train on. Higher is better."
-    title = short_name(measure)
-    title = title[:1].upper() + title[1:] + ("" if axis is EPOCHS else f" against {axis.key}")
+    title = capital(short_name(measure)) + ("" if axis is EPOCHS else f" against {axis.key}")
+    key = f"evaluation-{place}-{axis.key}"
     return Curve(key, title, "% right", caption, lines, from_zero=True, axis=axis.label)
 
 
 def _final_values(runs: list[Run], names: list[str]) -> Grid:
-    measured = [name for run in runs for record in run.evaluations for name in record["evaluation"]]
-    measures = [name for name in IN_TRAINING if name in measured] or list(dict.fromkeys(measured))[:1]
-    headings = ["run", "algorithm", "batch", "epochs", "state"]
-    headings += [f"{short_name(m)}, %" for m in measures] + ["loss", "τ", "time", "samples/s"]
-    rows = []
-    for run, name in zip(runs, names, strict=True):
-        config, last = run.config, run.records[-1] if run.records else {}
-        evaluated = run.evaluations[-1]["evaluation"] if run.evaluations else {}
-        about = ["–"] * 3
-        if config is not None:
-            about = [config.algorithm, f"{config.batch.size:,}", f"{config.epochs:g}"]
-        scores = [number(evaluated.get(measure)) for measure in measures]
-        elapsed, speed = timing(last, "elapsed"), timing(last, "samples_per_second")
-        numbers = [_short(number(last.get(value))) for value in ("loss", "tau")]
-        clock = [duration(elapsed), "–" if speed is None else f"{speed:,.0f}"]
-        shown = ["–" if score is None else f"{100 * score:.2f}" for score in scores]
-        rows.append([Cell(text) for text in (name, *about, run.state().kind, *shown, *numbers, *clock)])
-    for column in range(5, 5 + len(measures)):
-        for row, cell in zip(rows, _best_bold([row[column] for row in rows]), strict=True):
-            row[column] = cell
-    return Grid(
-        "Final values", "At each run's last record; scores are its last evaluation's.", headings, 5, rows
-    )
+    def of_config(shown: Callable[[Resolved], str]) -> list[str]:
+        return ["–" if run.config is None else shown(run.config) for run in runs]
+
+    def of_last(name: str, shown: Callable[[float], str]) -> list[str]:
+        return [next(map(shown, known(run.records[-1:], name)), "–") for run in runs]
+
+    def short(value: float) -> str:
+        return f"{value:.4g}".replace("-", "−")
+
+    measures = main_measures(runs)
+    evaluated = [run.evaluations[-1]["evaluation"] if run.evaluations else {} for run in runs]
+    columns = {
+        "run": names,
+        "algorithm": of_config(lambda config: config.algorithm),
+        "batch": of_config(lambda config: f"{config.batch.size:,}"),
+        "epochs": of_config(lambda config: f"{config.epochs:g}"),
+        "state": [run.state().kind for run in runs],
+        **{f"{short_name(m)}, %": _scores([number(e.get(m)) for e in evaluated]) for m in measures},
+        "loss": of_last("loss", short),
+        "τ": of_last("tau", short),
+        "time": of_last("elapsed", duration),
+        "samples/s": of_last("samples_per_second", lambda speed: f"{speed:,.0f}"),
+    }
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    note = "At each run's last record; scores are its last evaluation's."
+    return Grid("Final values", note, list(columns), 5, rows)
 
 
 def _tasks(runs: list[Run], names: list[str]) -> Grid:
     """Scores of `fastclip eval`: means first, then tasks; a column for each run."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    found: dict[tuple[str, str], dict[str, float | None]] = {}
     for run, name in zip(runs, names, strict=True):
-        groups = group_scores(run.results)
-        for group in groups:
+        for group in group_scores(run.results):
             for mean in group.means:
                 partial = f" ({mean.found} of {mean.tasks} tasks)" if mean.partial else ""
-                row = found.setdefault((f"{group.title}: {mean.name}{partial}", "mean"), {})
-                row[name] = "–" if mean.value is None else f"{100 * mean.value:.2f}"
-        for score in (score for group in groups for score in group.scores):
-            found.setdefault((score.name, score.measure), {})[name] = f"{100 * score.value:.2f}"
+                found.setdefault((f"{group.title}: {mean.name}{partial}", "mean"), {})[name] = mean.value
+            for score in group.scores:
+                found.setdefault((score.name, score.measure), {})[name] = score.value
     rows = []
     for task, measure in sorted(found, key=lambda key: key[1] != "mean"):
-        scores = [found[task, measure].get(name, "not scored") for name in names]
-        rows.append([Cell(task), Cell(measure), *_best_bold([Cell(score) for score in scores])])
+        scores = [found[task, measure].get(name) for name in names]
+        rows.append([task, measure, *_scores(scores, "not scored")])
     return Grid("Tasks", "Scores of `fastclip eval`, in percent.", ["task", "measure", *names], 2, rows)
 
 
-def _best_bold(cells: list[Cell]) -> list[Cell]:
-    """The highest of several scores in bold."""
-    values = [_value(cell) for cell in cells]
-    best = max((value for value in values if value is not None), default=None)
-    bold = [len(cells) > 1 and value is not None and value == best for value in values]
-    return [cell._replace(bold=is_best) for cell, is_best in zip(cells, bold, strict=True)]
-
-
-def _value(cell: Cell) -> float | None:
-    try:
-        return float(cell.text)
-    except ValueError:
-        return None
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}".replace("-", "−")
+def _scores(shares: list[float | None], absent: str = "–") -> list[str]:
+    """In percent, the highest of several in bold."""
+    shown = [absent if share is None else f"{100 * share:.2f}" for share in shares]
+    best = max((float(text) for text in shown if text != absent), default=None)
+    return [Best(t) if len(shown) > 1 and t != absent and float(t) == best else t for t in shown]

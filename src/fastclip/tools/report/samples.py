@@ -7,7 +7,6 @@ of the evaluated pairs are compared, in tiles: b×b similarities are never in me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from fastclip.tools.search.index import Index
 MOST_PAIRS = 5_000
 HARDEST, LIKELY = 12, 12  # shown on a page
 _TILE = 1024
+Ranked = list[tuple[float, int, int]]  # a value, a picture and a caption, the highest values first
 
 
 class HardPair(NamedTuple):
@@ -45,18 +45,17 @@ class LikelyFalse(NamedTuple):
     """Both have the same caption."""
 
 
-@dataclass
-class Samples:
+class Samples(NamedTuple):
     """What the evaluated pairs tell."""
 
     pairs: int
     of: int
     """Pairs that are there; those beyond the first 5,000 were not looked at."""
-    hardest: list[HardPair] = field(default_factory=list)
-    likely_false: list[LikelyFalse] = field(default_factory=list)
-    equal: int = 0
+    hardest: list[HardPair]
+    likely_false: list[LikelyFalse]
+    equal: int
     """Pairs of samples that have the same caption."""
-    exceeding: int = 0
+    exceeding: int
     """Pairs of samples with different captions in which the other's caption fits better than one's own."""
 
 
@@ -90,7 +89,21 @@ def look_at_samples(index: Index, progress: Callable[[int, int], None]) -> Sampl
     text_bd = index.caption_features().to(image_bd.device).float()[code_b]
     tau = 1 / float(index.model.towers.clip.logit_scale.detach().exp())
     found = compare(image_bd, text_bd, code_b, tau, progress=progress)
-    return _shown(index, chosen, image_bd, text_bd, found, len(told))
+
+    def tile(row: int) -> Thumbnail:
+        return thumbnail_of(index, chosen[row][1], [chosen[row][2]])
+
+    def cosine(picture: int, caption: int) -> float:
+        return float(image_bd[picture] @ text_bd[caption])
+
+    hard = found.log_g_b.argsort(descending=True, stable=True)[:HARDEST].tolist()
+    numbers = [number_b[hard].tolist() for number_b in found[:3]]  # log g, and the places of both
+    hardest = [HardPair(tile(row), *known) for row, *known in zip(hard, *numbers, strict=True)]
+    likely = [(i, j, True) for i, j in found.equal_pairs] + [(i, j, False) for i, j in found.better_pairs]
+    pairs = [
+        LikelyFalse(tile(i), tile(j), cosine(i, j), cosine(i, i), same) for i, j, same in likely[:LIKELY]
+    ]
+    return Samples(len(chosen), len(told), hardest, pairs, found.equal, found.exceeding)
 
 
 @torch.no_grad()
@@ -114,8 +127,8 @@ def compare(
     log_sum = image_bd.new_full((2, b), -torch.inf)  # of the pictures, of the captions
     negatives_b, place = code_b.new_zeros(b), code_b.new_ones(2, b)
     equal, exceeding = 0, 0
-    equal_pairs: list[tuple[float, int, int]] = []
-    better_pairs: list[tuple[float, int, int]] = []
+    equal_pairs: Ranked = []
+    better_pairs: Ranked = []
     for rows in _slices(b, tile):
         for columns in _slices(b, tile):
             s = image_bd[rows] @ text_bd[columns].T
@@ -143,15 +156,13 @@ def compare(
     return Comparison(log_g_b, place[0], place[1], pairs[0], pairs[1], equal, exceeding)
 
 
-def _keep_best(
-    best: list[tuple[float, int, int]], values: Tensor, rows: slice, columns: slice
-) -> list[tuple[float, int, int]]:
+def _keep_best(best: Ranked, values: Tensor, rows: slice, columns: slice) -> Ranked:
     """The highest of a tile and of those before it."""
     top = values.flatten().topk(min(LIKELY, values.numel()))
-    width = values.shape[1]
+    places = (divmod(place, values.shape[1]) for place in top.indices.tolist())
     new = [
-        (value, rows.start + place // width, columns.start + place % width)
-        for value, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        (value, rows.start + i, columns.start + j)
+        for value, (i, j) in zip(top.values.tolist(), places, strict=True)
         if value > -torch.inf
     ]
     return sorted(best + new, key=lambda found: (-found[0], found[1:]))[:LIKELY]
@@ -159,39 +170,3 @@ def _keep_best(
 
 def _slices(length: int, tile: int) -> list[slice]:
     return [slice(start, min(start + tile, length)) for start in range(0, length, tile)]
-
-
-def _shown(
-    index: Index,
-    chosen: list[tuple[int, int, str]],
-    image_bd: Tensor,
-    text_bd: Tensor,
-    found: Comparison,
-    of: int,
-) -> Samples:
-    def tile(row: int) -> Thumbnail:
-        return thumbnail_of(index, chosen[row][1], [chosen[row][2]])
-
-    order = found.log_g_b.argsort(descending=True, stable=True)[:HARDEST].tolist()
-    samples = Samples(len(chosen), of, equal=found.equal, exceeding=found.exceeding)
-    samples.hardest = [
-        HardPair(
-            tile(row),
-            float(found.log_g_b[row]),
-            int(found.caption_place_b[row]),
-            int(found.picture_place_b[row]),
-        )
-        for row in order
-    ]
-    likely = [(i, j, True) for i, j in found.equal_pairs] + [(i, j, False) for i, j in found.better_pairs]
-    samples.likely_false = [
-        LikelyFalse(
-            tile(i),
-            tile(j),
-            float(image_bd[i] @ text_bd[j]),
-            float(image_bd[i] @ text_bd[i]),
-            equal,
-        )
-        for i, j, equal in likely[:LIKELY]
-    ]
-    return samples

@@ -25,6 +25,7 @@ from fastclip.evaluation.kept import kept_features, model_key
 from fastclip.evaluation.layout import PairPlace
 from fastclip.evaluation.shards import ImagePlace
 from fastclip.files import cache_folder
+from fastclip.run.folder import is_run
 from fastclip.run.load import Model, load
 
 log = logging.getLogger(__name__)
@@ -255,6 +256,6 @@ def _index_file(model: Path, images: str | list[str]) -> Path:
     """RUN/search for a run; in the cache for a model that has no folder of its own to write into."""
     paths = [images] if isinstance(images, str) else images
     name = digest([os.path.abspath(Path(path).expanduser()) for path in paths])
-    if (model / "checkpoints").is_dir():
+    if is_run(model):
         return model / "search" / f"{name}.safetensors"
     return cache_folder("search") / f"{digest([os.path.abspath(model), name])}.safetensors"

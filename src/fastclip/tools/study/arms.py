@@ -82,6 +82,36 @@ def slug(values: dict[str, object]) -> str:
     return safe if safe == whole else f"{safe}-{_digest(values)}".lstrip("-")
 
 
+def shown(value: object) -> str:
+    """A varied value as people write it."""
+    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else _text(value)
+
+
+def shown_options(values: dict[str, object]) -> str:
+    return ", ".join(f"{option} {shown(value)}" for option, value in values.items())
+
+
+def find_baselines(arms: list[Arm], baseline: dict[str, object]) -> dict[str, str | None]:
+    """For each arm the name of the one it is compared with: the baseline's values, all others the arm's own.
+
+    An arm may say more than its baseline: of several that fit, the one that says most is taken.
+    """
+
+    def said(values: dict[str, object], but: Iterable[str] = ()) -> set[str]:
+        return {identity({key: value}) for key, value in values.items() if key not in but}
+
+    def is_baseline(arm: Arm) -> bool:
+        return bool(baseline) and said(baseline) <= said(arm.values)
+
+    references = sorted(filter(is_baseline, arms), key=lambda arm: -len(arm.values))
+    found: dict[str, str | None] = {}
+    for arm in arms:
+        others = said(arm.values, but=baseline)
+        matching = (one.name for one in references if said(one.values, but=baseline) <= others)
+        found[arm.name] = None if is_baseline(arm) else next(matching, None)
+    return found
+
+
 def _text(value: object) -> str:
     if isinstance(value, float):
         return repr(value).replace("e-0", "e-").replace("e+0", "e+")

@@ -6,9 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from fastclip.config.options import TrainConfig
 from fastclip.config.parse import parse
-from fastclip.config.resolved import resolve
+from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
 from fastclip.terminal import progress
@@ -16,7 +15,7 @@ from fastclip.tools.study.arms import Arm, grid
 from fastclip.tools.study.plan import Study
 
 
-def check_study(study: Study) -> dict[str, TrainConfig]:
+def check_study(study: Study) -> dict[str, Resolved]:
     """The config of each arm by its name; ValueError says which arm cannot be trained, and why."""
     arms, configs = study.all_arms(), {}
     with progress("checking", "arms") as update:
@@ -41,7 +40,7 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _check_arm(study: Study, arm: Arm) -> TrainConfig:
+def _check_arm(study: Study, arm: Arm) -> Resolved:
     for tuned in grid(arm.tune):
         options = study.options(Arm(arm.name, arm.values, tuned=tuned), study.seeds[0])
         try:
@@ -71,7 +70,7 @@ def _files(name: str, source: list[str] | str | None) -> set[str]:
     return {os.path.realpath(file.path) for file in found} | {path for path in paths if path not in near}
 
 
-def _tests(study: Study, configs: dict[str, TrainConfig]) -> set[str]:
+def _tests(study: Study, configs: dict[str, Resolved]) -> set[str]:
     """The folder of the tasks; without tasks, what is evaluated during training is the test."""
     evaluated = {}
     for config in configs.values():

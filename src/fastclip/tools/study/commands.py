@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Sequence
+from json import dumps
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fastclip.options import VerbParser
+from fastclip.terminal import console
 from fastclip.tools.study.arms import number_or_as_it_is
 from fastclip.tools.study.plan import (
     STUDY_FILE,
@@ -21,61 +22,111 @@ from fastclip.tools.study.plan import (
     study_text,
 )
 
-_DESCRIPTION = """\
-Train a grid of runs and compare them: each arm with several seeds, the same budget for all.
 
-  fastclip compare --config emoji --vary algorithm=openclip,fastclip-v3 --vary batch.size=32,64 \\
-      --seeds 0,1,2 --epochs 8 --tasks data/emoji/tasks --suite emoji --out studies/batch
-  fastclip compare --study studies/batch.yaml           the same as a YAML file; options win over it
-  fastclip compare --study studies/batch.yaml --list    what is done, what failed; trains nothing
+def compare(
+    train_options: list[str],
+    study: Path | None = None,
+    config: Sequence[str] = (),
+    vary: Sequence[str] = (),
+    seeds: str | None = None,
+    tune: Sequence[str] = (),
+    tune_seed: int | None = None,
+    validation__pairs: str | None = None,
+    validation__measure: str | None = None,
+    tasks: str | None = None,
+    suite: str | None = None,
+    baseline: Sequence[str] = (),
+    out: Path | None = None,
+    jobs: int | None = None,
+    list: bool = False,
+    json: bool = False,
+    print_config: bool = False,
+) -> None:
+    """Train a grid of runs and compare them: each arm with several seeds, the same budget for all.
 
-Any option of `fastclip train` may be given, for all runs. Every run is an ordinary one, in OUT/runs; those
-that are finished are never trained again, so the same command goes on after a stop, and a longer --seeds or
---vary adds runs. A failed run is told and does not stop the others.
+      fastclip compare --config emoji --vary algorithm=openclip,fastclip-v3 --vary batch.size=32,64 \\
+          --seeds 0,1,2 --epochs 8 --tasks data/emoji/tasks --suite emoji --out studies/batch
+      fastclip compare --study studies/batch.yaml           the same as a YAML file; options win over it
+      fastclip compare --study studies/batch.yaml --list    what is done, what failed; trains nothing
 
-Tuning gives every arm the same grid of values and chooses by pairs that are neither trained on nor tested:
+    Any option of `fastclip train` may be given, for all runs. Every run is an ordinary one, in OUT/runs;
+    those that are finished are never trained again, so the same command goes on after a stop, and a longer
+    --seeds or --vary adds runs. A failed run is told and does not stop the others.
 
-  fastclip compare --config emoji --vary algorithm=openclip,fastclip-v3 --tune optim.lr=5e-4,1e-3,2e-3 \\
-      --data.train 'data/emoji/train/{00000..00006}.tar' --validation.pairs data/emoji/train/00007.tar
+    Tuning gives every arm the same grid of values and chooses by pairs that are neither trained on nor
+    tested:
 
-A study's file:
+      fastclip compare --config emoji --vary algorithm=openclip,fastclip-v3 --tune optim.lr=5e-4,1e-3,2e-3 \\
+          --data.train 'data/emoji/train/{00000..00006}.tar' --validation.pairs data/emoji/train/00007.tar
 
-  config: emoji
-  set: {epochs: 8, data.train: 'data/emoji/train/{00000..00006}.tar'}
-  vary: {algorithm: [openclip, fastclip-v3], batch.size: [32, 64]}
-  seeds: [0, 1, 2]
-  tune: {optim.lr: [5e-4, 1e-3, 2e-3]}
-  validation: {pairs: data/emoji/train/00007.tar, measure: mean_recall@1}
-  tasks: data/emoji/tasks
-  suite: emoji
-  baseline: {algorithm: openclip}
+    A study's file:
 
-Exit codes: 0 all runs are done; 1 some failed, or a mistake; 75 stopped by SIGTERM or Ctrl-C: call again."""
+      config: emoji
+      set: {epochs: 8, data.train: 'data/emoji/train/{00000..00006}.tar'}
+      vary: {algorithm: [openclip, fastclip-v3], batch.size: [32, 64]}
+      seeds: [0, 1, 2]
+      tune: {optim.lr: [5e-4, 1e-3, 2e-3]}
+      validation: {pairs: data/emoji/train/00007.tar, measure: mean_recall@1}
+      tasks: data/emoji/tasks
+      suite: emoji
+      baseline: {algorithm: openclip}
 
+    Exit codes: 0 all runs are done; 1 some failed, or a mistake; 75 stopped by SIGTERM or Ctrl-C: call again.
 
-def compare(words: list[str]) -> None:
-    """Read the options, train what is not trained yet, and print the tables."""
-    given, rest = _parser().parse_known_args(words)
-    settings, out = _settings(given, rest)
-    study = study_from(settings, given.study or "fastclip compare")
-    if given.print_config:
-        print(study_text(study), end="")
+    Args:
+        study: a study's file, or the folder of a study.
+        config: the recipe or YAML file that all runs start from.
+        vary: OPTION=A,B, an option and the values to compare; give it again for more options.
+        seeds: every arm is trained with each; 0,1,2 if left out.
+        tune: OPTION=A,B, an option and the values to choose from for each arm; may be given again.
+        tune_seed: the seed of tuning's runs; 1000 if left out.
+        validation__pairs: pairs that tuning is judged on.
+        validation__measure: by what; mean_recall@1 if left out.
+        tasks: the tests, scored with `fastclip eval` after each run.
+        suite: one of fastclip eval's suites: its tasks, and its means.
+        baseline: OPTION=VALUE, arms to compare others with.
+        out: the study's folder; the name of its file, or studies/RECIPE, if left out.
+        jobs: runs at once; one a GPU, or one a CPU core, if left out.
+        list: show arms and runs, what is done and what failed; train nothing.
+        json: print JSON instead of tables.
+        print_config: print the study as YAML, to start a file of one's own.
+    """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"--jobs {jobs} must be at least 1; try 2.")
+    given = {
+        "tune_seed": tune_seed,
+        "tasks": tasks,
+        "suite": suite,
+        "vary": vary,
+        "tune": tune,
+        "seeds": seeds,
+    }
+    given |= {"config": config, "baseline": baseline, "set": train_options}
+    given["validation"] = {"pairs": _value(validation__pairs), "measure": validation__measure}
+    file = study / STUDY_FILE if study is not None and study.is_dir() else study
+    settings = _settings({} if file is None else read_settings(file), given)
+    out = out or _folder(file, settings)
+    asked = study_from(settings, str(study or "fastclip compare"))
+    if print_config:
+        print(study_text(asked), end="")
         return
     if (out / STUDY_FILE).is_file():
         try:
-            study = grown(load_study(out / STUDY_FILE), study)
+            asked = grown(load_study(out / STUDY_FILE), asked)
         except ValueError as error:
             raise ValueError(f"{out}: {error}") from None
-    if given.list:
-        _print_list(study, out, given.json)
-        return
+    _print_list(asked, out, json) if list else _run(asked, out, jobs, json)
+
+
+def _run(study: Study, out: Path, at_once: int | None, as_json: bool) -> None:
+    """Train what is not trained yet, and print the tables."""
     from fastclip.tools.study.run import run_study
 
-    failed = run_study(study, out, given.jobs)
+    failed = run_study(study, out, at_once)
     from fastclip.tools.study.tables import print_study
 
-    print_study(out, given.json)
-    if not given.json:
+    print_study(out, as_json)
+    if not as_json:
         print(f"\nA page with curves: fastclip report {out}")
     if failed:
         raise RuntimeError(
@@ -84,68 +135,25 @@ def compare(words: list[str]) -> None:
         )
 
 
-def _parser() -> ArgumentParser:
-    parser = VerbParser(
-        "compare", "--config RECIPE --vary OPTION=VALUE,VALUE … [--OPTION VALUE …]", _DESCRIPTION
-    )
-    add = parser.add_argument
-    add("--study", metavar="FILE", help="a study's file, or the folder of a study")
-    add("--config", action="append", help="the recipe or YAML file that all runs start from")
-    vary = "an option and the values to compare; give it again for more options"
-    add("--vary", metavar="OPTION=A,B", action="append", default=[], help=vary)
-    add("--seeds", metavar="0,1,2", help="every arm is trained with each (default: 0,1,2)")
-    tune = "an option and the values to choose from for each arm; may be given again"
-    add("--tune", metavar="OPTION=A,B", action="append", default=[], help=tune)
-    add("--tune_seed", type=int, metavar="1000", help="the seed of tuning's runs (default: 1000)")
-    add("--validation.pairs", dest="pairs", metavar="PAIRS", help="pairs that tuning is judged on")
-    add("--validation.measure", dest="measure", metavar="NAME", help="by what (default: mean_recall@1)")
-    add("--tasks", metavar="FOLDER", help="the tests, scored with `fastclip eval` after each run")
-    add("--suite", help="datacomp, emoji or icons: its tasks, and its means")
-    add("--baseline", metavar="OPTION=VALUE", action="append", default=[], help="arms to compare others with")
-    add("--out", help="the study's folder (default: the name of its file, or studies/RECIPE)")
-    add("--jobs", type=int, metavar="N", help="runs at once (default: one a GPU, or one a CPU core)")
-    add("--list", action="store_true", help="show arms and runs, what is done and what failed; train nothing")
-    add("--json", action="store_true", help="print JSON instead of tables")
-    add("--print_config", action="store_true", help="print the study as YAML, to start a file of one's own")
-    return parser
-
-
-def _settings(given: Namespace, rest: list[str]) -> tuple[dict[str, Any], Path]:
-    """The settings of the file with the options laid over them, and the study's folder."""
-    file = None if given.study is None else Path(given.study)
-    if file is not None and file.is_dir():
-        file = file / STUDY_FILE
-    settings = {} if file is None else read_settings(file)
-    if given.config is not None and len(given.config) > 1:
+def _settings(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A file's settings with the options laid over them."""
+    if len(given["config"]) > 1:
         raise ValueError(
-            f"--config {' and '.join(given.config)}: a study starts from one. Vary options of it."
+            f"--config {' and '.join(given['config'])}: a study starts from one. Vary options of it."
         )
-    settings |= {} if given.config is None else {"config": given.config[0]}
-    for name in ("tune_seed", "tasks", "suite"):
-        if getattr(given, name) is not None:
-            settings[name] = getattr(given, name)
-    for name in ("vary", "tune"):
-        choices = dict(_choices(name, word) for word in getattr(given, name))
-        if choices:
-            settings[name] = (settings.get(name) or {}) | choices
-    if given.seeds is not None:
-        settings["seeds"] = _choices("seeds", f"seeds={given.seeds}")[1]
-    baseline = {option: values[0] for option, values in (_choices("baseline", b) for b in given.baseline)}
-    if baseline:
-        settings["baseline"] = baseline
-    validation = {"pairs": _value(given.pairs), "measure": given.measure}
-    if validation := {name: value for name, value in validation.items() if value is not None}:
-        settings["validation"] = (settings.get("validation") or {}) | validation
-    if options := _train_options(rest):
-        settings["set"] = (settings.get("set") or {}) | options
-    if given.jobs is not None and given.jobs < 1:
-        raise ValueError(f"--jobs {given.jobs} must be at least 1; try 2.")
-    return settings, _folder(given, file, settings)
+    baseline = (_choices("baseline", word) for word in given["baseline"])
+    whole = {name: given[name] for name in ("tune_seed", "tasks", "suite")}
+    whole["config"] = given["config"][0] if given["config"] else None
+    whole["baseline"] = {option: values[0] for option, values in baseline}
+    whole["seeds"] = None if given["seeds"] is None else _choices("seeds", f"seeds={given['seeds']}")[1]
+    added = {name: dict(_choices(name, word) for word in given[name]) for name in ("vary", "tune")}
+    added["validation"] = {name: value for name, value in given["validation"].items() if value is not None}
+    added["set"] = _train_options(given["set"])
+    settings = settings | {name: value for name, value in whole.items() if value not in (None, {})}
+    return settings | {name: (settings.get(name) or {}) | more for name, more in added.items() if more}
 
 
-def _folder(given: Namespace, file: Path | None, settings: dict[str, Any]) -> Path:
-    if given.out is not None:
-        return Path(given.out)
+def _folder(file: Path | None, settings: dict[str, Any]) -> Path:
     if file is None:
         return Path("studies") / Path(str(settings.get("config", "study"))).stem
     return file.parent if file.name == STUDY_FILE else file.with_suffix("")
@@ -166,7 +174,7 @@ def _value(text: str | None) -> Any:
         return None
     try:
         value = yaml.safe_load(text)
-        json.dumps(value)
+        dumps(value)
     except (yaml.YAMLError, TypeError):
         return text
     return number_or_as_it_is(value)
@@ -192,31 +200,33 @@ def _train_options(words: list[str]) -> dict[str, Any]:
 
 def _print_list(study: Study, out: Path, as_json: bool) -> None:
     from fastclip.tools.study.checks import check_study
-    from fastclip.tools.study.run import planned
+    from fastclip.tools.study.study import state_of
 
-    rows = planned(study, out)
+    runs = state_of(study, out).planned
     if as_json:
-        print(json.dumps([row._asdict() for row in rows], indent=2))
+        shown = [
+            {"name": run.name, "values": run.values, "state": run.state, "error": run.error}
+            | {"folder": str(run.folder)}
+            for run in runs
+        ]
+        print(dumps(shown, indent=2))
         return
     from rich.table import Table
     from rich.text import Text
 
-    from fastclip.terminal import console
-
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("run", "state", "options"):
         table.add_column(name, overflow="fold")
-    for row in rows:
-        options = " ".join(f"{option}={value}" for option, value in row.values.items())
-        table.add_row(row.name, row.state, Text(options))
+    for run in runs:
+        options = " ".join(f"{option}={value}" for option, value in run.values.items())
+        table.add_row(run.name, run.state, Text(options))
     console().print(table)
-    for row in rows:
-        if row.error:
-            print(f"\n{row.name}: {row.error}")
-    count = {state: sum(row.state == state for row in rows) for state in ("done", "failed", "unfinished")}
-    print(
-        f"\n{len(rows)} runs: " + ", ".join(f"{number} {state}" for state, number in count.items() if number)
-    )
+    for run in runs:
+        if run.error:
+            print(f"\n{run.name}: {run.error}")
+    count = Counter(run.state for run in runs)
+    told = [f"{count[state]} {state}" for state in ("done", "failed", "unfinished") if count[state]]
+    print(f"\n{len(runs)} runs: {', '.join(told)}")
     try:
         check_study(study)
     except ValueError as error:  # a finished study may be listed where its data are not

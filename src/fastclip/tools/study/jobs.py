@@ -22,8 +22,9 @@ from typing import BinaryIO
 
 from fastclip.files import cores
 from fastclip.processes import PAUSE, PROGRAM, kill, start
+from fastclip.run.folder import is_trained
 from fastclip.tools.study.board import Board
-from fastclip.tools.study.study import SCORES_FILE, failure_file, is_scored, is_trained
+from fastclip.tools.study.folder import SCORES_FILE, failure_file, is_scored
 
 log = logging.getLogger(__name__)
 STOPPED = 75  # the exit code of `fastclip train` that was asked to stop, and saved

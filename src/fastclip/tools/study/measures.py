@@ -1,107 +1,127 @@
 """A study's scores by measure, arm and seed: of tasks, of the paper's means over them, and while training.
 
 A mean is taken over the same tasks in every run: a run that lacks one of them has no mean, and is told.
+Runs of one seed see the same samples in the same order, so two arms are compared seed by seed: what a seed
+does to both drops out of the difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
 
 from fastclip.evaluation.tasks import find_suite
 from fastclip.run.folder import Run, number, read_run
-from fastclip.tools.study.statistics import Point
+from fastclip.tools.study.courses import IN_TRAINING
 from fastclip.tools.study.study import StudyRun, StudyState
 
-IN_TRAINING = ("mean_recall@1", "tasks_mean", "image_retrieval_recall@1", "text_retrieval_recall@1")
-
-
-@dataclass
-class Measure:
-    """One measure of all runs that have it."""
-
-    name: str
-    kind: Literal["mean", "task", "training"]
-    about: str
-    """What the number is, in a few words."""
-    partial: str = ""
-    """Why a mean is not the full one; empty if it is."""
-    values: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By arm and seed; shares of 1."""
+CONFIDENCE = 0.95
+_COLUMNS = ["kind", "measure", "about", "partial", "arm", "seed", "value"]
 
 
 @dataclass
 class Scores:
     """All that the finished runs of a study were given."""
 
-    measures: list[Measure] = field(default_factory=list)
-    runs: dict[str, dict[int, Run]] = field(default_factory=dict)
+    frame: pd.DataFrame
+    """A row for each score, means first: its `kind` (mean, task or training), `measure`, what the number is
+    `about` in a few words, why a mean is `partial` or "", `arm`, `seed`, and the `value` as a share of 1, NaN
+    for the mean of a run that lacks a task."""
+    runs: dict[str, dict[int, Run]]
     """The finished runs by arm and seed."""
-    missing: list[str] = field(default_factory=list)
+    missing: list[str]
     """What is not counted, as sentences."""
 
+    @property
+    def all_runs(self) -> list[Run]:
+        return [run for seeds in self.runs.values() for run in seeds.values()]
 
-class Group(NamedTuple):
-    """Tasks over which a mean is taken."""
 
-    name: str
-    folders: tuple[str, ...]
-    tasks: int
-    """How many it has when all are there."""
+class Summary(NamedTuple):
+    """Values of several seeds."""
+
+    mean: float
+    sd: float | None
+    """With n − 1 below; None for one value alone."""
+    n: int
+
+
+class Difference(NamedTuple):
+    """An arm minus its baseline, over the seeds that both have."""
+
+    mean: float
+    low: float | None
+    """Of the two-sided 95 % t-interval; None where there is none: one seed gives no interval."""
+    high: float | None
+    n: int
 
 
 def read_scores(state: StudyState) -> Scores:
     """The scores of every run that is done; what is not done, broken or not scored is told."""
-    scores = Scores(runs={arm.name: {} for arm in state.arms})
+    runs: dict[str, dict[int, Run]] = {arm.name: {} for arm in state.arms}
+    missing = []
     for run in state.runs:
-        if run.state != "done":
-            scores.missing.append(_not_done(run))
-            continue
         try:
-            scores.runs[run.arm.name][run.seed] = read_run(run.folder, settings=False)
+            if run.state == "done":
+                runs[run.arm.name][run.seed] = read_run(run.folder, settings=False)
+            else:
+                missing.append(_not_done(run))
         except (OSError, ValueError) as error:
-            scores.missing.append(f"{run.folder.name} is not counted: {error}")
-    for name, runs in scores.runs.items():
-        if not any(run.arm.name == name for run in state.runs):
-            scores.missing.append(f"The arm {name} has no run.")
-        for found in runs.values():
-            scores.missing += [f"{found.name}: {told}" for told in found.missing if "left out" in told]
-    tasks = _tasks(scores)
-    wanted = groups(_kinds(scores), state.suite)
-    scores.measures = [*_means(tasks, wanted, scores.missing), *tasks.values(), *_in_training(scores)]
+            missing.append(f"{run.folder.name} is not counted: {error}")
+    scores = Scores(pd.DataFrame(columns=_COLUMNS), runs, missing)
+    missing += [
+        f"{run.name}: {told}" for run in scores.all_runs for told in run.missing if "left out" in told
+    ]
+    tasks, training = _frame(_tasks(scores)), _frame(_in_training(scores))
+    kinds = {
+        result.task: result.kind for run in scores.all_runs for result in run.results if not result.error
+    }
+    frames = [*_means(tasks, groups(kinds, state.study.suite), missing), tasks, training]
+    scores.frame = pd.concat([frame for frame in frames if len(frame)] or frames)
     return scores
 
 
-def points(run: Run, measure: str) -> list[Point]:
-    """A measure's course while a model trained, in the order of samples."""
-    found = []
-    for record in run.evaluations:
-        score, samples = number(record["evaluation"].get(measure)), run.samples_at(record)
-        if score is not None and samples is not None:
-            found.append(Point(samples, run.seconds_at(record), score))
-    return found
-
-
-def training_measure(runs: Iterable[Run]) -> str | None:
-    """The one by which runs are compared while they train: the first of the usual ones, or any."""
-    measured = list(dict.fromkeys(name for run in runs for e in run.evaluations for name in e["evaluation"]))
-    return next((name for name in (*IN_TRAINING, *measured) if name in measured), None)
-
-
-def groups(kinds: dict[str, str], suite: str | None) -> list[Group]:
-    """The paper's three means: over a suite's tasks, or over these, by the kind of each."""
+def groups(kinds: dict[str, str], suite: str | None) -> dict[str, tuple[str, ...]]:
+    """The tasks of the paper's three means: a suite's tasks, or these, by the kind of each."""
     if suite == "datacomp":  # its means have names of their own
-        rows = find_suite(suite).rows
-        of = {name: (rows if group is None else [row for row in rows if row.group == group])
-              for name, group in find_suite(suite).groups.items()}  # fmt: skip
-        return [Group(name, tuple(row.folder for row in rows), len(rows)) for name, rows in of.items()]
+        found = find_suite(suite)
+        return {
+            name: tuple(row.folder for row in found.rows if group in (None, row.group))
+            for name, group in found.groups.items()
+        }
     if suite is not None:
         kinds = {row.folder: row.group for row in find_suite(suite).rows}
     retrieval = tuple(task for task, kind in kinds.items() if kind == "retrieval")
     others = tuple(task for task in kinds if task not in retrieval)
     named = {"Mean": tuple(kinds), "Retrieval": retrieval, "Classification & Variants": others}
-    return [Group(name, tasks, len(tasks)) for name, tasks in named.items() if tasks]
+    return {name: tasks for name, tasks in named.items() if tasks}
+
+
+def summarise(values: Iterable[float]) -> Summary:
+    """Mean and standard deviation of at least one value."""
+    found = np.asarray(list(values), dtype=np.float64)
+    if not len(found):
+        raise ValueError("There is no mean of no values; leave out what has no score.")
+    sd = float(found.std(ddof=1)) if len(found) > 1 else None
+    return Summary(float(found.mean()), sd, len(found))
+
+
+def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+    """Seed by seed, with its interval; None if no seed has both."""
+    seeds = sorted(arm.keys() & baseline.keys())
+    if not seeds:
+        return None
+    mean, sd, n = summarise(arm[seed] - baseline[seed] for seed in seeds)
+    if sd is None:
+        return Difference(mean, None, None, n)
+    half = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / sqrt(n)
+    return Difference(mean, mean - half, mean + half, n)
 
 
 def _not_done(run: StudyRun) -> str:
@@ -110,9 +130,12 @@ def _not_done(run: StudyRun) -> str:
     return f"{run.folder.name} {what} and is not counted.{reason}"
 
 
-def _tasks(scores: Scores) -> dict[str, Measure]:
-    """A measure for each task that any run was scored on."""
-    found: dict[str, Measure] = {}
+def _frame(rows: Iterable[tuple]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), columns=_COLUMNS)
+
+
+def _tasks(scores: Scores) -> Iterable[tuple]:
+    """Every score of `fastclip eval`."""
     for arm, runs in scores.runs.items():
         for seed, run in runs.items():
             for result in run.results:
@@ -120,49 +143,35 @@ def _tasks(scores: Scores) -> dict[str, Measure]:
                 if result.error or value is None:
                     why = result.error or f"it has no {result.measure or 'measure'}"
                     scores.missing.append(f"{run.name} has no score of {result.task}: {why}")
-                    continue
-                measure = found.setdefault(result.task, Measure(result.task, "task", result.measure))
-                measure.values.setdefault(arm, {})[seed] = value
-    return found
+                else:
+                    yield "task", result.task, result.measure, "", arm, seed, value
 
 
-def _kinds(scores: Scores) -> dict[str, str]:
-    runs = [run for seeds in scores.runs.values() for run in seeds.values()]
-    return {result.task: result.kind for run in runs for result in run.results if not result.error}
-
-
-def _means(tasks: dict[str, Measure], wanted: list[Group], missing: list[str]) -> list[Measure]:
-    found = []
-    for group in wanted:
-        here = [tasks[folder] for folder in group.folders if folder in tasks]
-        if not here:
-            continue
-        partial = f"{len(here)} of {group.tasks} tasks" if len(here) < group.tasks else ""
-        mean = Measure(group.name, "mean", f"mean over {len(here)} task{'s' * (len(here) != 1)}", partial)
-        scored = {(arm, seed) for task in here for arm, seeds in task.values.items() for seed in seeds}
-        for arm, seed in sorted(scored):
-            values = [task.values.get(arm, {}).get(seed) for task in here]
-            known = [value for value in values if value is not None]
-            if len(known) == len(here):
-                mean.values.setdefault(arm, {})[seed] = sum(known) / len(known)
-            else:
-                missing.append(
-                    f"{arm}, seed {seed}, has {len(known)} of the {len(here)} tasks of {group.name} that "
-                    "others were scored on: it is left out of that mean."
-                )
-        found.append(mean)
-    return found
-
-
-def _in_training(scores: Scores) -> list[Measure]:
+def _in_training(scores: Scores) -> Iterable[tuple]:
     """The last evaluation of each run."""
-    found: dict[str, Measure] = {}
     for arm, runs in scores.runs.items():
         for seed, run in runs.items():
             last = run.evaluations[-1]["evaluation"] if run.evaluations else {}
-            for name in (name for name in IN_TRAINING if name in last):
-                value = number(last[name])
-                if value is not None:
-                    measure = found.setdefault(name, Measure(name, "training", "at the end of training"))
-                    measure.values.setdefault(arm, {})[seed] = value
-    return list(found.values())
+            for name in IN_TRAINING:
+                if (value := number(last.get(name))) is not None:
+                    yield "training", name, "at the end of training", "", arm, seed, value
+
+
+def _means(
+    tasks: pd.DataFrame, wanted: dict[str, tuple[str, ...]], missing: list[str]
+) -> Iterable[pd.DataFrame]:
+    wide = tasks.pivot(index=["arm", "seed"], columns="measure", values="value")
+    for name, folders in wanted.items():
+        here = [folder for folder in folders if folder in wide]
+        if not here:
+            continue
+        for (arm, seed), count in wide[here].count(axis=1).items():
+            if 0 < count < len(here):
+                missing.append(
+                    f"{arm}, seed {seed}, has {count} of the {len(here)} tasks of {name} that "
+                    "others were scored on: it is left out of that mean."
+                )
+        mean = (sum(wide[folder] for folder in here) / len(here)).rename("value").reset_index()
+        about = f"mean over {len(here)} task{'s' * (len(here) != 1)}"
+        partial = f"{len(here)} of {len(folders)} tasks" if len(here) < len(folders) else ""
+        yield mean.assign(kind="mean", measure=name, about=about, partial=partial)

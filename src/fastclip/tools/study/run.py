@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
-from fastclip.config.options import TrainConfig
-from fastclip.tools.study.arms import Arm
+from fastclip.config.resolved import Resolved
 from fastclip.tools.study.board import Board
 from fastclip.tools.study.checks import check_study, option_words
+from fastclip.tools.study.folder import failure_file
 from fastclip.tools.study.jobs import PROGRAM, STOPPED, Job, Jobs, Stopped, locked, places
 from fastclip.tools.study.plan import STUDY_FILE, Study, write_study
-from fastclip.tools.study.study import State, StudyRun, failure_file, is_trained, run_name, state_of
+from fastclip.tools.study.study import StudyRun, state_of
 from fastclip.tools.study.tune import Trial, choose, trials
 
 
@@ -27,7 +26,7 @@ def run_study(
     where = places(at_once)
     with locked(out) as lock:
         write_study(study, out / STUDY_FILE)
-        with Board([row.name for row in planned(study, out)], len(where)) as board:
+        with Board([run.name for run in state_of(study, out).planned], len(where)) as board:
             jobs = Jobs(out, where, board, lock, program)
             try:
                 _run_all(study, out, configs, jobs)
@@ -40,42 +39,7 @@ def run_study(
     return jobs.failed
 
 
-class Planned(NamedTuple):
-    """A run that belongs to a study, tuning's among them."""
-
-    name: str
-    values: dict[str, object]
-    state: State
-    error: str
-    folder: str
-
-
-def planned(study: Study, out: Path) -> list[Planned]:
-    """Tuning's runs, then the arms' with each seed, and how far they are."""
-    state, found = state_of(study, out), []
-    for arm in state.arms:
-        for trial in trials(arm):
-            failure, folder = failure_file(out, trial.name), trial.folder(out)
-            kind, error = _trial_state(failure, folder)
-            found.append(Planned(trial.name, arm.values | trial.values, kind, error, str(folder)))
-    for run in state.runs:
-        values = run.arm.values | run.arm.tuned | {"seed": run.seed}
-        found.append(Planned(run_name(run.arm, run.seed), values, run.state, run.error, str(run.folder)))
-    return found
-
-
-def _trial_state(failure: Path, folder: Path) -> tuple[State, str]:
-    try:
-        if is_trained(folder):
-            return "done", ""
-    except ValueError as error:
-        return "unfinished", str(error)
-    if failure.is_file():
-        return "failed", failure.read_text(encoding="utf-8", errors="replace").strip()
-    return "unfinished", ""
-
-
-def _run_all(study: Study, out: Path, configs: dict[str, TrainConfig], jobs: Jobs) -> None:
+def _run_all(study: Study, out: Path, configs: dict[str, Resolved], jobs: Jobs) -> None:
     if study.tunes:
         chosen = choose(study, out)  # an arm that has its values is not tuned again
         tried = [trial for arm in study.all_arms() for trial in trials(arm)]
@@ -84,30 +48,30 @@ def _run_all(study: Study, out: Path, configs: dict[str, TrainConfig], jobs: Job
                 jobs.board.done(trial.name, seconds=None)
         jobs.run([_tuning_job(one, study, out, configs) for one in tried if one.arm.name not in chosen])
         choose(study, out)
-    state = state_of(study, out)
-    ready = [run for run in state.runs if run.arm.tuned or not study.tunes]
-    for run in state.runs:
-        if run not in ready and not jobs.stopped:
+    ready = []
+    for run in state_of(study, out).runs:
+        if run.arm.tuned or not study.tunes:
+            ready.append(_job(run, study, configs))
+        elif not jobs.stopped:
             _tell_untuned(run, out, jobs)
-    jobs.run([_job(run.arm, run.seed, run.folder, study, configs) for run in ready])
+    jobs.run(ready)
 
 
-def _tuning_job(trial: Trial, study: Study, out: Path, configs: dict[str, TrainConfig]) -> Job:
-    words = option_words(trial.options(study))
+def _tuning_job(trial: Trial, study: Study, out: Path, configs: dict[str, Resolved]) -> Job:
     epochs = study.tune_set.get("epochs", configs[trial.arm.name].epochs)
-    return Job(trial.name, trial.folder(out), words, epochs)
+    return Job(trial.name, trial.folder(out), option_words(trial.options(study)), epochs)
 
 
-def _job(arm: Arm, seed: int, folder: Path, study: Study, configs: dict[str, TrainConfig]) -> Job:
+def _job(run: StudyRun, study: Study, configs: dict[str, Resolved]) -> Job:
     tests = [] if study.tasks is None else ["--tasks", study.tasks]
     tests += ["--suite", study.suite] if study.suite is not None else []
-    words = option_words(study.options(arm, seed))
-    return Job(run_name(arm, seed), folder, words, configs[arm.name].epochs, tests)
+    words = option_words(study.options(run.arm, run.seed))
+    return Job(run.name, run.folder, words, configs[run.arm.name].epochs, tests)
 
 
 def _tell_untuned(run: StudyRun, out: Path, jobs: Jobs) -> None:
     """All that was tried for the arm failed: there is nothing to choose from."""
-    name, why = run_name(run.arm, run.seed), f"no tuning run of {run.arm.name} has a score; see tuning.json"
-    failure_file(out, name).write_text(why + "\n", encoding="utf-8")
-    jobs.failed.append(name)
-    jobs.board.failed(name, [why])
+    why = f"no tuning run of {run.arm.name} has a score; see tuning.json"
+    failure_file(out, run.name).write_text(why + "\n", encoding="utf-8")
+    jobs.failed.append(run.name)
+    jobs.board.failed(run.name, [why])

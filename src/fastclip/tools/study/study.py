@@ -1,54 +1,47 @@
-"""A study's folder, read again: its arms, its runs and how far each of them is.
-
-OUT/study.yaml                     the study; `fastclip compare --study OUT` goes on with it
-    runs/ARM-seedN/                ordinary run folders: metrics.jsonl, model/, evaluation/results.jsonl
-    tuning/ARM/VALUES/             the runs from which values were chosen
-    tuning.json                    what tuning tried and chose; see fastclip.tools.study.tune
-    logs/NAME.log, NAME.failed     what each run printed, and why the last try of it failed
-"""
+"""A study as its folder tells it: its arms, its runs and how far each of them is."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from fastclip.config.options import whole_batches
 from fastclip.tools.study.arms import Arm
+from fastclip.tools.study.folder import State, failure_file, run_folder, run_name, state_of_run
 from fastclip.tools.study.plan import STUDY_FILE, Study, load_study
-
-State = Literal["done", "unfinished", "failed"]
-TUNING_FILE = "tuning.json"
-SCORES_FILE = "evaluation/scores.json"
-"""In a run's folder: what `fastclip eval --json` printed, once all of the study's tasks were scored."""
+from fastclip.tools.study.tune import chosen_values, trials
 
 
 @dataclass
 class StudyRun:
     """A run of a study, and how far it is."""
 
+    name: str
     arm: Arm
     seed: int
+    values: dict[str, object]
+    """The options that make it, the tuned ones among them."""
     folder: Path
     state: State
-    error: str = ""
+    error: str
     """Why the last try failed; or what is wrong with the folder of an unfinished run."""
 
 
 @dataclass
 class StudyState:
-    """A study as its folder tells it."""
+    """A study, and how far it is."""
 
     folder: Path
+    study: Study
     arms: list[Arm]
     runs: list[StudyRun]
-    """Arm by arm, each with its seeds. Tuning's runs are not among them."""
-    baseline: dict[str, object]
-    """The values of the arms that others are compared with; empty if the study names none."""
-    suite: str | None
-    settings: dict
-    """All that study.yaml holds."""
+    """Arm by arm, each with its seeds."""
+    tuning: list[StudyRun]
+    """The runs from which values are chosen."""
+
+    @property
+    def planned(self) -> list[StudyRun]:
+        """All runs in the order in which they are made."""
+        return [*self.tuning, *self.runs]
 
 
 def read_study(out: Path) -> StudyState:
@@ -66,69 +59,22 @@ def is_study(folder: Path) -> bool:
 
 def state_of(study: Study, out: Path) -> StudyState:
     """How far this study is in this folder, which need not exist yet."""
-    chosen = chosen_values(out)
-    arms = study.all_arms()
+    chosen, arms = chosen_values(out), study.all_arms()
     for arm in arms:
         arm.tuned = chosen.get(arm.name, {})
-    runs = [_read(arm, seed, study, out) for arm in arms for seed in study.seeds]
-    return StudyState(out, arms, runs, study.baseline, study.suite, asdict(study))
 
+    def run(name: str, arm: Arm, seed: int, values: dict, folder: Path, tests: bool) -> StudyRun:
+        state, error = state_of_run(folder, failure_file(out, name), tests)
+        return StudyRun(name, arm, seed, arm.values | values, folder, state, error)
 
-def run_name(arm: Arm, seed: int) -> str:
-    return f"{arm.name}-seed{seed}"
-
-
-def run_folder(out: Path, arm: Arm, seed: int) -> Path:
-    return out / "runs" / run_name(arm, seed)
-
-
-def failure_file(out: Path, name: str) -> Path:
-    """Where it is written why a run failed; it is gone once the run is tried again."""
-    return out / "logs" / f"{name}.failed"
-
-
-def chosen_values(out: Path) -> dict[str, dict[str, object]]:
-    """What tuning chose, by the arm's name; arms without a choice are not there."""
-    try:
-        arms = json.loads((out / TUNING_FILE).read_text(encoding="utf-8"))["arms"]
-        return {arm["arm"]: dict(arm["chosen"]) for arm in arms if arm["chosen"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def is_trained(folder: Path) -> bool:
-    """Whether a run's newest checkpoint is of its last step, and its model was exported.
-
-    ValueError if the checkpoint cannot be read.
-    """
-    saved = (path for path in folder.glob("checkpoints/step-*/state.json") if not path.parent.suffix)
-    newest = max(saved, key=lambda path: int(path.parent.name.removeprefix("step-")), default=None)
-    if newest is None:
-        return False
-    try:
-        facts = json.loads(newest.read_bytes())["facts"]
-        config = facts["config"]
-        last = whole_batches(config["epochs"], facts["num_samples"], config["batch"]["size"])
-        return facts["step"] >= last and (folder / "model").is_dir()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{newest} cannot be read ({error!r}): remove {newest.parent}.") from error
-
-
-def is_scored(folder: Path) -> bool:
-    """Whether the study's tasks were scored after the run."""
-    return (folder / SCORES_FILE).is_file()
-
-
-def _read(arm: Arm, seed: int, study: Study, out: Path) -> StudyRun:
-    folder = run_folder(out, arm, seed)
-    run = StudyRun(arm, seed, folder, "unfinished")
-    try:
-        if is_trained(folder) and (study.tasks is None or is_scored(folder)):
-            run.state = "done"
-            return run
-    except ValueError as error:
-        run.error = str(error)
-    failed = failure_file(out, run_name(arm, seed))
-    if failed.is_file():
-        run.state, run.error = "failed", failed.read_text(encoding="utf-8", errors="replace").strip()
-    return run
+    runs = [
+        run(run_name(arm, seed), arm, seed, arm.tuned | {"seed": seed}, run_folder(out, arm, seed),
+            tests=study.tasks is not None)
+        for arm in arms for seed in study.seeds
+    ]  # fmt: skip
+    tuning = [
+        run(trial.name, arm, study.tune_seed, trial.values, trial.folder(out), tests=False)
+        for arm in arms
+        for trial in trials(arm)
+    ]
+    return StudyState(out, study, arms, runs, tuning)

@@ -1,242 +1,153 @@
-"""A study in tables, in the paper's form: mean (sd) over seeds, the best, and the gain over the baseline.
+"""A study in figures, in the paper's form: mean (sd) over seeds, the best, and the gain over the baseline.
 
-Everything here is plain data; `rendering` writes it for terminals, Markdown and machines.
+Everything here is plain data as `--json` prints it, shares of 1 and not percent; `rendering` writes it for
+people. Equal captions are counted here too: a contrastive loss takes the one for a negative of the other.
 """
 
 from __future__ import annotations
 
 import json as json_module
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fastclip.config.options import BatchConfig, DataConfig, TrainConfig
+import numpy as np
+from pandas import DataFrame
+from scipy.special import gammaln
+
+from fastclip.config.options import BatchConfig, DataConfig, TrainConfig, whole_batches
+from fastclip.data.images import BadImage
+from fastclip.data.manifest import Manifest, Place, open_manifest
+from fastclip.data.order import Order
 from fastclip.run.folder import Run
 from fastclip.terminal import console, progress
-from fastclip.tools.study.arms import Arm, identity, slug
-from fastclip.tools.study.captions import EqualCaptions, equal_captions
-from fastclip.tools.study.measures import Measure, Scores, points, read_scores, training_measure
-from fastclip.tools.study.statistics import Difference, Summary, effort_to_match, paired_difference, summarise
+from fastclip.tools.study.arms import find_baselines, shown_options
+from fastclip.tools.study.courses import effort_to_match, main_measures, points
+from fastclip.tools.study.measures import Scores, paired_difference, read_scores, summarise
+from fastclip.tools.study.rendering import for_terminal
 from fastclip.tools.study.study import StudyState, read_study
-from fastclip.tools.study.tried import Tried, read_tried
+from fastclip.tools.study.tune import read_tried
 
-
-@dataclass
-class Row:
-    """An arm's line of a table."""
-
-    arm: str
-    summary: Summary | None
-    """None if no seed has a score."""
-    missing: int
-    """Seeds of the study that have none."""
-    baseline: str | None
-    """The arm that this one is compared with; None if there is none, or it is one itself."""
-    improvement: float | None
-    """Its mean minus the baseline's, over all seeds that each has."""
-    difference: Difference | None
-    """The same seed by seed, over those that both have."""
-    best: bool = False
-    """No other arm that it may be compared with has a higher mean; arms that lack seeds do not take part."""
-
-
-@dataclass
-class MeasureTable:
-    """One measure of all arms."""
-
-    measure: Measure
-    rows: list[Row]
-
-
-class EffortRow(NamedTuple):
-    """What it took an arm to come to its baseline's final score, where 1 is what it took the baseline."""
-
-    arm: str
-    baseline: str
-    samples: float | None
-    """The mean over seeds; None unless all of them reached it, for those that did are the lucky ones."""
-    seconds: float | None
-    reached: int
-    seeds: int
-
-
-class CaptionRow(NamedTuple):
-    """How often equal captions meet in the batches of an arm's first seed."""
-
-    arm: str
-    batch: int
-    found: EqualCaptions
-
-
-@dataclass
-class StudyTables:
-    """All that a study says."""
-
-    name: str
-    arms: list[Arm]
-    columns: list[str]
-    """The varied options, in the order of the study."""
-    seeds: int
-    tables: list[MeasureTable] = field(default_factory=list)
-    effort_measure: str = ""
-    effort: list[EffortRow] = field(default_factory=list)
-    tried: list[Tried] = field(default_factory=list)
-    captions: list[CaptionRow] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    def of_kind(self, kind: str) -> list[MeasureTable]:
-        """Tables of means, of tasks, or of evaluations in training."""
-        return [table for table in self.tables if table.measure.kind == kind]
-
-    def label(self, arm: Arm) -> list[str]:
-        """An arm's cells in the columns of the varied options; with its name where they do not say it."""
-        cells = [shown(arm.values[column]) if column in arm.values else "–" for column in self.columns]
-        return [arm.name, *cells] if self.needs_names else cells
-
-    @property
-    def headings(self) -> list[str]:
-        return ["arm", *self.columns] if self.needs_names else self.columns
-
-    @property
-    def needs_names(self) -> bool:
-        """Whether some arm has a name that its values do not say."""
-        return any(not arm.values or arm.name != slug(arm.values) for arm in self.arms)
-
-
-def study_tables(state: StudyState, scores: Scores | None = None) -> StudyTables:
-    """Read the study's runs and put their scores together; what is not there is told in `missing`."""
-    scores = scores or read_scores(state)
-    columns = list(dict.fromkeys(key for arm in state.arms for key in arm.values))
-    seeds = len({run.seed for run in state.runs})
-    tables = StudyTables(Path(state.folder).resolve().name, state.arms, columns, seeds)
-    baselines = find_baselines(state.arms, state.baseline)
-    tables.missing = list(scores.missing)
-    if state.baseline and not any(baselines.values()):
-        tables.missing.append(
-            f"No arm can be compared with the baseline ({_values(state.baseline)}): it takes one arm with "
-            "these values and another that differs in nothing else that is varied."
-        )
-    if not scores.measures:
-        tables.missing.append("There are no scores yet: no run has finished with an evaluation or tasks.")
-    tables.tables = [_table(measure, state.arms, baselines, seeds) for measure in scores.measures]
-    tables.tried = read_tried(state.folder, tables.missing)
-    _add_effort(tables, scores, baselines)
-    _add_captions(tables, scores)
-    return tables
-
-
-def find_baselines(arms: list[Arm], baseline: dict[str, object]) -> dict[str, str | None]:
-    """For each arm the name of the one it is compared with: the baseline's values, all others the arm's own.
-
-    An arm may say more than its baseline: of several that fit, the one that says most is taken.
-    """
-    wanted = {identity({key: value}) for key, value in baseline.items()}
-
-    def others(arm: Arm) -> set[str]:
-        return {identity({key: value}) for key, value in arm.values.items() if key not in baseline}
-
-    def is_baseline(arm: Arm) -> bool:
-        return bool(wanted) and wanted <= {identity({key: value}) for key, value in arm.values.items()}
-
-    references = sorted(filter(is_baseline, arms), key=lambda arm: -len(arm.values))
-    found: dict[str, str | None] = {}
-    for arm in arms:
-        matching = (one.name for one in references if others(one) <= others(arm))
-        found[arm.name] = None if is_baseline(arm) else next(matching, None)
-    return found
+MOST_PAIRS = 5_000_000
+_AT_ONCE = 1 << 20  # places in the order of a run that are looked at together
+Baselines = dict[str, str | None]
 
 
 def print_study(out: Path, json: bool = False) -> None:
     """Show a study's tables, as far as its runs have come."""
-    from fastclip.tools.study.rendering import as_dict, for_terminal
-
     tables = study_tables(read_study(out))
     if json:
-        print(json_module.dumps(as_dict(tables), indent=2))
+        print(json_module.dumps(tables, indent=2))
         return
     for part in for_terminal(tables):
         console().print(part, markup=False) if isinstance(part, str) else console().print(part)
 
 
-def shown(value: object) -> str:
-    """A varied value as people write it."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, float):
-        return f"{value:g}".replace("e-0", "e-")
-    return value if isinstance(value, str) else json_module.dumps(value, default=str)
-
-
-def _values(values: dict[str, object]) -> str:
-    return ", ".join(f"{key} {shown(value)}" for key, value in values.items())
-
-
-def _table(measure: Measure, arms: list[Arm], baselines: dict[str, str | None], seeds: int) -> MeasureTable:
-    rows = []
-    for arm in arms:
-        values, baseline = measure.values.get(arm.name, {}), baselines[arm.name]
-        against = measure.values.get(baseline, {}) if baseline else {}
-        summary = summarise(values.values()) if values else None
-        difference = paired_difference(values, against)
-        improvement = summary.mean - fmean(against.values()) if summary and against else None
-        if difference is not None and values.keys() == against.keys():
-            improvement = difference.mean  # the same number: or the two could be rounded apart
-        rows.append(Row(arm.name, summary, seeds - len(values), baseline, improvement, difference))
-    _mark_best(rows)
-    return MeasureTable(measure, rows)
-
-
-def _mark_best(rows: list[Row]) -> None:
-    """Within each baseline and the arms that are compared with it; or among all, where there is none."""
-    compared = any(row.baseline for row in rows)
-    circles: dict[str | None, list[Row]] = {}
-    for row in rows:
-        circles.setdefault((row.baseline or row.arm) if compared else None, []).append(row)
-    for circle in circles.values():
-        whole = [row for row in circle if row.summary is not None and not row.missing]
-        highest = max((row.summary.mean for row in whole if row.summary), default=None)
-        for row in whole if len(circle) > 1 else []:
-            row.best = row.summary is not None and row.summary.mean == highest
-
-
-def _add_effort(tables: StudyTables, scores: Scores, baselines: dict[str, str | None]) -> None:
-    measure = training_measure(run for runs in scores.runs.values() for run in runs.values())
-    if measure is None:
-        return
-    tables.effort_measure = measure
-    for arm, baseline in baselines.items():
-        both = sorted(scores.runs[arm].keys() & scores.runs[baseline].keys()) if baseline else []
-        if baseline is None or not both:
-            continue
-        found = [
-            effort_to_match(
-                points(scores.runs[arm][seed], measure), points(scores.runs[baseline][seed], measure)
-            )
-            for seed in both
-        ]
-        reached = [effort for effort in found if effort is not None]
-        seconds = [effort.seconds for effort in reached if effort.seconds is not None]
-        row = EffortRow(
-            arm,
-            baseline,
-            fmean(effort.samples for effort in reached) if len(reached) == len(both) else None,
-            fmean(seconds) if len(seconds) == len(both) else None,
-            len(reached),
-            len(both),
+def study_tables(state: StudyState, scores: Scores | None = None) -> dict[str, Any]:
+    """Read the study's runs and put their scores together; what is not there is told under "missing"."""
+    scores, baseline = scores or read_scores(state), state.study.baseline
+    baselines, missing = find_baselines(state.arms, baseline), list(scores.missing)
+    if baseline and not any(baselines.values()):
+        missing.append(
+            f"No arm can be compared with the baseline ({shown_options(baseline)}): it takes one arm with "
+            "these values and another that differs in nothing else that is varied."
         )
-        tables.effort.append(row)
+    if scores.frame.empty:
+        missing.append("There are no scores yet: no run has finished with an evaluation or tasks.")
+    return {
+        "study": state.folder.resolve().name,
+        "seeds": len(state.study.seeds),
+        "arms": [asdict(arm) for arm in state.arms],
+        "measures": [
+            {"name": name, "kind": kind, "about": found.about.iloc[0], "partial": found.partial.iloc[0]}
+            | {"rows": _rows(found, baselines, len(state.study.seeds))}
+            for (kind, name), found in scores.frame.groupby(["kind", "measure"], sort=False)
+        ],
+        "effort": _effort(scores, baselines),
+        "tuning": read_tried(state.folder, missing),
+        "equal_captions": _captions(scores, missing),
+        "missing": missing,
+    }
 
 
-def _add_captions(tables: StudyTables, scores: Scores) -> None:
-    """Runs with the same data, batch, epochs and order share a count."""
+def _rows(scores: DataFrame, baselines: Baselines, seeds: int) -> list[dict]:
+    """An arm's figures of one measure, for each arm."""
+    known, rows = scores.dropna(subset="value").groupby("arm"), []
+    values = {arm: dict(zip(found.seed, map(float, found.value), strict=True)) for arm, found in known}
+    for name, baseline in baselines.items():
+        own, against = values.get(name, {}), values.get(baseline or "", {})
+        summary, difference = summarise(own.values()) if own else None, paired_difference(own, against)
+        improvement = summary.mean - fmean(against.values()) if summary and against else None
+        if difference is not None and own.keys() == against.keys():
+            improvement = difference.mean  # the same number: or the two could be rounded apart
+        rows.append(
+            {
+                "arm": name,
+                "summary": summary and summary._asdict(),  # None if no seed has a score
+                "missing": seeds - len(own),  # seeds of the study that have none
+                "baseline": baseline,  # None if there is none, or it is one itself
+                "improvement": improvement,  # of the means, over all seeds that each has
+                "difference": difference and difference._asdict(),  # seed by seed, over those that both have
+                "best": False,
+                "values": {str(seed): value for seed, value in own.items()},
+            }
+        )
+    _mark_best(rows)
+    return rows
+
+
+def _mark_best(rows: list[dict]) -> None:
+    """Within each baseline and the arms that are compared with it; or among all, where there is none.
+
+    Arms that lack seeds do not take part.
+    """
+    compared = any(row["baseline"] for row in rows)
+    circles: dict[str | None, list[dict]] = {}
+    for row in rows:
+        circles.setdefault((row["baseline"] or row["arm"]) if compared else None, []).append(row)
+    for circle in circles.values():
+        whole = [row for row in circle if row["summary"] and not row["missing"]]
+        for row in whole if len(circle) > 1 else []:
+            row["best"] = row["summary"]["mean"] == max(one["summary"]["mean"] for one in whole)
+
+
+def _effort(scores: Scores, baselines: Baselines) -> dict:
+    """What it took arms to come to their baseline's final score, where 1 is what it took the baseline.
+
+    The mean over seeds; None unless all of them reached it, for those that did are the lucky ones.
+    """
+    rows, measure = [], next(iter(main_measures(scores.all_runs)), "")
+    for arm, baseline in baselines.items():
+        own, theirs = scores.runs[arm], scores.runs.get(baseline or "", {})
+        seeds = sorted(own.keys() & theirs.keys()) if measure else []
+        if not seeds:
+            continue
+        found = [effort_to_match(points(own[seed], measure), points(theirs[seed], measure)) for seed in seeds]
+        samples = [effort[0] for effort in found if effort is not None]
+        seconds = [effort[1] for effort in found if effort is not None and effort[1] is not None]
+        means = [fmean(known) if len(known) == len(seeds) else None for known in (samples, seconds)]
+        rows.append(
+            {"arm": arm, "baseline": baseline, "samples": means[0], "seconds": means[1]}
+            | {"reached": len(samples), "seeds": len(seeds)}
+        )
+    return {"measure": measure, "rows": rows}
+
+
+def _captions(scores: Scores, missing: list[str]) -> list[dict]:
+    """How often equal captions meet in the batches of each arm's first seed.
+
+    Runs with the same data, batch, epochs and order share a count.
+    """
     counted: dict[str, EqualCaptions | None] = {}
+    rows = []
     for arm, runs in scores.runs.items():
         if not runs:
             continue
-        run = runs[min(runs)]
         try:
-            config = _order_of(run)
+            config = _order_of(runs[min(runs)])
             data = [config.data.train, config.data.shuffle, config.data.window]
             key = json_module.dumps([data, config.batch.size, config.epochs, config.seed])
             if key not in counted:
@@ -244,10 +155,11 @@ def _add_captions(tables: StudyTables, scores: Scores) -> None:
                     counted[key] = equal_captions(config, update)
         except (OSError, ValueError, TypeError, KeyError) as error:
             sentence = f"How often equal captions meet in a batch is not known: {error}"
-            tables.missing += [] if sentence in tables.missing else [sentence]
+            missing += [] if sentence in missing else [sentence]
             continue
-        found = counted[key]
-        tables.captions += [] if found is None else [CaptionRow(arm, config.batch.size, found)]
+        if (found := counted[key]) is not None:
+            rows.append({"arm": arm, "batch": config.batch.size, "found": found._asdict()})
+    return rows
 
 
 def _order_of(run: Run) -> TrainConfig:
@@ -255,3 +167,85 @@ def _order_of(run: Run) -> TrainConfig:
     saved = run.facts["config"]
     data, batch = DataConfig(**saved.get("data", {})), BatchConfig(**saved["batch"])
     return TrainConfig(epochs=saved["epochs"], seed=saved.get("seed", 0), data=data, batch=batch)
+
+
+class EqualCaptions(NamedTuple):
+    """Of a run's order."""
+
+    actual: float
+    """The share of the samples of a global batch that have another one with their caption in it: the mean
+    over all steps of the run."""
+    expected: float
+    """The same share where each batch is drawn by chance."""
+    repeated: float
+    """The share of the collection's samples whose caption others have too."""
+    captions: int
+    """Different ones."""
+    samples: int
+
+
+def equal_captions(
+    config: TrainConfig, progress: Callable[[int, int], None] | None = None
+) -> EqualCaptions | None:
+    """Counted exactly, over the very batches of the run; None for collections of over 5 million pairs."""
+    data = config.data
+    if data.train is None:
+        raise ValueError("data.train is missing: there are no captions to count.")
+    manifest = open_manifest(data.train, image_column=data.image_column, caption_column=data.caption_column)
+    if len(manifest) > MOST_PAIRS:
+        return None
+    code_n = caption_codes(manifest, progress)
+    n, batch = len(manifest), config.batch.size
+    steps = whole_batches(config.epochs, n, batch)
+    # The order is one stream: k batches are one batch k times as large
+    together = max(1, min(steps, _AT_ONCE // batch))
+    order = Order(n, together * batch, config.seed, data.shuffle, manifest.block_ends(), data.window)
+    met = 0
+    for first in range(0, steps, together):
+        code_sB = code_n[order.global_batch(first // together).ids].reshape(together, batch)
+        met += count_equal(code_sB[: steps - first])
+    size_c = np.bincount(code_n)
+    repeated = float(size_c[size_c > 1].sum() / n)
+    return EqualCaptions(met / (steps * batch), expected_share(size_c, batch), repeated, len(size_c), n)
+
+
+def caption_codes(manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> np.ndarray:
+    """A number for each sample: equal for equal captions, as training reads them."""
+    seen: dict[bytes, int] = {}
+    code_n = np.empty(len(manifest), dtype=np.int64)
+    for sample in range(len(manifest)):
+        try:
+            caption = manifest.caption_at(Place(*manifest.rows[sample].item()))
+        except BadImage:  # empty: another sample takes its place, and nobody shares it
+            caption = f"\0{sample}"
+        code_n[sample] = seen.setdefault(blake2b(caption.encode(), digest_size=16).digest(), len(seen))
+        if progress is not None and sample % 4096 == 0:
+            progress(sample, len(manifest))
+    return code_n
+
+
+def count_equal(code_sB: np.ndarray) -> int:
+    """Samples that have another one with their code in the same row."""
+    ordered = np.sort(code_sB, axis=1)
+    same = ordered[:, 1:] == ordered[:, :-1]
+    edge = np.zeros((len(ordered), 1), dtype=bool)
+    return int((np.hstack([same, edge]) | np.hstack([edge, same])).sum())
+
+
+def expected_share(size_c: np.ndarray, batch: int) -> float:
+    """Of a batch drawn by chance from captions that have so many samples each.
+
+    The others of a sample with c of its caption are batch − 1 draws from the rest; C(n−c, B−1) / C(n−1, B−1)
+    is the chance that none of its c − 1 likes is among them.
+    """
+    n = int(size_c.sum())
+    sizes, counts = np.unique(size_c, return_counts=True)
+    possible = n - sizes >= batch - 1
+    log_none = _log_choose(n - sizes[possible], batch - 1) - _log_choose(np.array(n - 1), batch - 1)
+    none = np.zeros(len(sizes))
+    none[possible] = np.exp(log_none)
+    return float((sizes * counts * (1 - none)).sum() / n)
+
+
+def _log_choose(n: np.ndarray, k: int) -> np.ndarray:
+    return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)

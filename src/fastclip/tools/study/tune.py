@@ -17,14 +17,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastclip.files import write_whole
+from fastclip.run.folder import METRICS, number
 from fastclip.run.metrics import read_metrics
-from fastclip.tools.study.arms import Arm, grid, slug
+from fastclip.tools.study.arms import Arm, grid, identity, slug
+from fastclip.tools.study.folder import failure_file, state_of_run
 from fastclip.tools.study.plan import Study
-from fastclip.tools.study.study import TUNING_FILE, chosen_values, failure_file, is_trained
 
+TUNING_FILE = "tuning.json"
 _NEVER = 1e9  # epochs between two evaluations: the one at the end is made whatever this is
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading the file may raise
 
 
 @dataclass
@@ -71,34 +75,63 @@ def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
         if chosen is None and scored and all(one["score"] is not None or one["error"] for one in tried):
             chosen = max(scored, key=lambda one: one["score"])["values"]  # the first of equal ones
         arms.append({"arm": arm.name, "values": arm.values, "chosen": chosen, "tried": tried})
-    found = {
-        "measure": study.measure,
-        "pairs": study.validation["pairs"],
-        "seed": study.tune_seed,
-        "set": study.tune_set,
-        "arms": arms,
-    }
+    settings = {"measure": study.measure, "pairs": study.validation["pairs"], "seed": study.tune_seed}
+    found = settings | {"set": study.tune_set, "arms": arms}
     write_whole(out / TUNING_FILE, json.dumps(found, indent=2) + "\n")
     return chosen_values(out)
 
 
-def _tried(trial: Trial, study: Study, out: Path) -> dict:
-    folder, error = trial.folder(out), ""
-    score = None
+def chosen_values(out: Path) -> dict[str, dict[str, object]]:
+    """What tuning chose, by the arm's name; arms without a choice are not there."""
     try:
-        if is_trained(folder):
+        return {arm["arm"]: dict(arm["chosen"]) for arm in _arms(out) if arm["chosen"]}
+    except _BROKEN:
+        return {}
+
+
+def read_tried(out: Path, missing: list[str]) -> list[dict]:
+    """Every try of every arm; none where nothing is tuned. What cannot be read is told in `missing`."""
+    if not (out / TUNING_FILE).exists():
+        return []
+    try:
+        found: list[dict[str, Any]] = [
+            {
+                "arm": str(arm["arm"]),
+                "values": dict(one["values"]),
+                "score": number(one.get("score")),
+                "chosen": bool(arm["chosen"]) and identity(one["values"]) == identity(arm["chosen"]),
+                "error": str(one.get("error") or ""),
+            }
+            for arm in _arms(out)
+            for one in arm["tried"]
+        ]
+    except _BROKEN as error:
+        missing.append(f"{TUNING_FILE} cannot be read, so what was tuned is not shown ({error!r}).")
+        return []
+    for one in found:
+        if one["error"]:
+            last = one["error"].strip().splitlines()[-1]
+            missing.append(f"Tuning {one['arm']} with {json.dumps(one['values'])} failed: {last}")
+    return found
+
+
+def _arms(out: Path) -> list[dict]:
+    return json.loads((out / TUNING_FILE).read_text(encoding="utf-8", errors="replace"))["arms"]
+
+
+def _tried(trial: Trial, study: Study, out: Path) -> dict:
+    folder, score = trial.folder(out), None
+    state, error = state_of_run(folder, failure_file(out, trial.name))
+    if state == "done":
+        try:
             score = _last_score(folder, study.measure)
             error = "" if score is not None else f"{study.measure} is not a finite number at the end"
-    except (OSError, ValueError) as broken:
-        error = str(broken)
-    failed = failure_file(out, trial.name)
-    if score is None and failed.is_file():
-        error = failed.read_text(encoding="utf-8", errors="replace").strip()
-    run = str(folder.relative_to(out))
-    return {"values": trial.values, "run": run, "score": score, "error": error}
+        except (OSError, ValueError) as broken:
+            error = str(broken)
+    return {"values": trial.values, "run": str(folder.relative_to(out)), "score": score, "error": error}
 
 
 def _last_score(folder: Path, measure: str) -> float | None:
     """Of the evaluation at the end of the run."""
-    evaluated = [record for record in read_metrics(folder / "metrics.jsonl") if "evaluation" in record]
+    evaluated = [record for record in read_metrics(folder / METRICS) if "evaluation" in record]
     return evaluated[-1]["evaluation"].get(measure) if evaluated else None
