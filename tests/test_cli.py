@@ -6,23 +6,23 @@ import sys
 
 import pytest
 
-from fastclip.cli import VERBS, main
+from fastclip.cli import COMMANDS, main
 from tests.data.collections import png, write_shards, write_tar
 
 
 def test_help_imports_nothing_heavy():
     code = "import sys; from fastclip.cli import main; main(['--help']); print(sorted(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert all(verb in out for verb in VERBS)
+    assert all(command in out for command in COMMANDS)
     assert not any(f"'{name}'" in out for name in ("torch", "numpy", "jsonargparse", "PIL"))
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb, capsys):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
-        main([*verb.split(), "--help"])
+        main([*command.split(), "--help"])
     assert stop.value.code == 0
-    assert f"usage: fastclip {verb}" in capsys.readouterr().out
+    assert f"usage: fastclip {command}" in capsys.readouterr().out
 
 
 def test_a_mistyped_verb_gets_a_suggestion(capsys):
@@ -81,3 +81,36 @@ def test_help_has_defaults_and_none_of_pythons_types(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     assert "augmentation. (default: 0)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_words_and_options_stand_in_any_order(capsys):
+    words = ["a run", "--top", "3", "pictures", "--json", "a red heart", "--print_config"]
+    assert main(["search", *words]) == 0
+    told = capsys.readouterr().out
+    assert all(
+        line in told
+        for line in ("model: a run", "images: pictures", "text: a red heart", "top: 3", "json: true")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["search", "a", "b", "--tob", "3"], "--top"),
+        (["search", "a", "b", "c", "d"], "'d'"),
+        (["search", "a"], "images"),
+        (["search", "a", "b", "--top", "many"], "many"),
+        (["search", "a", "b", "--checkpoint", "first"], "best"),
+        (["plan", "--network", "ib", "--batch-per-gpu", "x"], "'x'"),
+        (["data", "get", "emojis"], "emoji"),
+    ],
+)
+def test_a_mistake_is_named_in_one_line(words, named, capsys):
+    assert main(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+
+
+def test_a_command_takes_dashes_for_underscores(capsys):
+    assert main(["eval", "a", "--batch-size", "7", "--print_config"]) == 0
+    assert "batch_size: 7" in capsys.readouterr().out

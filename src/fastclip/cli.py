@@ -157,7 +157,7 @@ class _Parser(ArgumentParser):
                 self.add_argument(flag, help=_help(helps.get(parameter.name, ""), parameter), **option)
         if not {"train_options", "print_config"} & parameters.keys():
             self.add_argument(
-                "--print_config", action="store_true", help="print these options, and do nothing"
+                "--print_config", dest=_PRINT, action="store_true", help="only print the options"
             )
         self.options = [flag for action in self._actions for flag in action.option_strings]
 

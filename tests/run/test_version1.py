@@ -1,7 +1,7 @@
 """A folder of the first schema, which has no run.json, resumes, evaluates, exports and is reported.
 
-folder-v1.tar.xz holds a run of fastclip-v2 over 12 steps with all but its checkpoint of step 4 taken away, the
-pairs it was trained and evaluated on, and what its whole metrics.jsonl was.
+folder-v1.tar.xz holds a run of fastclip-v2 over 12 steps with all but its checkpoint of step 4 taken away,
+the pairs it was trained and evaluated on, and what its whole metrics.jsonl was.
 """
 
 import json

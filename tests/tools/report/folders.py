@@ -1,15 +1,14 @@
 """Run folders made by hand: what a run would have written, without training."""
 
 import json
-from dataclasses import replace
 from functools import cache
 
 import torch
 
-from fastclip.config.options import as_dict
-from fastclip.config.parse import parse, write_config
+from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.run.checkpoint import Checkpoints
+from fastclip.run.folder import write_config
 
 PAIRS, BATCH, EPOCHS = 640, 64, 4
 TOTAL = 40  # steps
@@ -20,8 +19,9 @@ def make_run(folder, algorithm="fastclip-v3", steps=TOTAL, saved=None, evaluated
     """A run that is `steps` steps far, with a record every 5, an evaluation every 10, and a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     options = {"algorithm": algorithm, "batch.size": BATCH, "epochs": EPOCHS, **options}
-    config = replace(_config(tuple(f"--{name}={value}" for name, value in options.items())), out=str(folder))
-    write_config(config, folder / "config.yaml")
+    options["out"] = folder
+    config = _config(tuple(f"--{name}={value}" for name, value in options.items()))
+    write_config(config, folder)
     records = []
     for step in range(0, steps + 1, 5):
         if step:
@@ -32,7 +32,7 @@ def make_run(folder, algorithm="fastclip-v3", steps=TOTAL, saved=None, evaluated
     if saved := steps if saved is None else saved:
         facts = {
             "step": saved,
-            "config": as_dict(config),
+            "config": config.written,
             "num_samples": PAIRS,
             "best": {"score": 0.5, "step": saved, "measure": "mean_recall@1"} if evaluated else {},
             "elapsed": 2.0 * saved,

@@ -23,7 +23,7 @@ def save(folder, step=30, **facts):
     path.mkdir(parents=True)
     config = {"epochs": 1.5, "batch": {"size": 5}}
     saved = {"step": step, "config": config, "num_samples": 102} | facts
-    (path / "state.json").write_text(json.dumps({"facts": saved}))
+    (path / "state.json").write_text(json.dumps({"facts": saved, "files": {}}))
 
 
 def states(out):

@@ -93,15 +93,8 @@ def compare(
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs {jobs} must be at least 1; try 2.")
-    given = {
-        "tune_seed": tune_seed,
-        "tasks": tasks,
-        "suite": suite,
-        "vary": vary,
-        "tune": tune,
-        "seeds": seeds,
-    }
-    given |= {"config": config, "baseline": baseline, "set": train_options}
+    given: dict[str, Any] = {"config": config, "vary": vary, "tune": tune, "baseline": baseline}
+    given |= {"seeds": seeds, "tune_seed": tune_seed, "tasks": tasks, "suite": suite, "set": train_options}
     given["validation"] = {"pairs": _value(validation__pairs), "measure": validation__measure}
     file = study / STUDY_FILE if study is not None and study.is_dir() else study
     settings = _settings({} if file is None else read_settings(file), given)
