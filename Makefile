@@ -2,7 +2,7 @@
 # make setup   a .venv with everything, from nothing but Python 3.11 or newer and pip; safe to repeat
 # make test    all tests but the browser's (about 9 minutes on 2 cores)
 # make test-page   the demo page in a real browser; gets Debian's Chromium if there is none
-# make lint    ruff and mypy
+# make lint    ruff, mypy, and the direction of imports
 # make study NAME=batch   one of studies/*.yaml from its pairs to its tables (20 minutes to 1.5 hours on 2 cores)
 # make bench   every benchmark; figures are kept under results/
 PYTHON ?= python3
@@ -12,7 +12,7 @@ SOURCES := src tests benchmarks
 .PHONY: demo setup test test-page lint study bench clean
 
 demo: setup
-	@$(BIN)/python -m fastclip.tools.demo.tour
+	@$(BIN)/python -m fastclip.tour
 
 setup: .venv/ready
 
@@ -37,6 +37,7 @@ lint: setup
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 study: setup
 	@test -f "studies/$(NAME).yaml" || { echo "Which study? make study NAME=$$(ls studies/*.yaml | sed 's:.*/::; s:\.yaml::' | paste -sd '|')"; exit 1; }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fastclip.tools.demo import tour
+from fastclip import tour
 from fastclip.tools.search.index import Match
 from tests.data.collections import picture
 
