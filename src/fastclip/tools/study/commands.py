@@ -198,23 +198,17 @@ def _print_list(study: Study, out: Path, as_json: bool) -> None:
 
     runs = state_of(study, out).planned
     if as_json:
-        shown = [
-            {"name": run.name, "values": run.values, "state": run.state, "error": run.error}
-            | {"folder": str(run.folder)}
-            for run in runs
-        ]
-        print(json.dumps(shown, indent=2))
+        names = ("name", "values", "state", "error", "folder")
+        shown = [{name: getattr(run, name) for name in names} for run in runs]
+        print(json.dumps(shown, indent=2, default=str))
         return
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("run", "state", "options"):
-        table.add_column(name, overflow="fold")
-    for run in runs:
-        options = " ".join(f"{option}={value}" for option, value in run.values.items())
-        table.add_row(run.name, run.state, Text(options))
+    from fastclip.tools.study.rendering import Grid, as_table
+
+    options = [" ".join(f"{option}={value}" for option, value in run.values.items()) for run in runs]
+    rows = [[run.name, run.state, words] for run, words in zip(runs, options, strict=True)]
+    table = as_table(Grid("", "", ["run", "state", "options"], 3, rows))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for run in runs:
         if run.error:
