@@ -64,12 +64,7 @@ def page_of_run(
 
 
 def render(
-    run: Run,
-    finds: Finds | None,
-    *,
-    images: str | None,
-    no_finds: str = "",
-    samples: Samples | None = None,
+    run: Run, finds: Finds | None, *, images: str | None, no_finds: str = "", samples: Samples | None = None
 ) -> Page:
     """The page, and what is drawn on it.
 

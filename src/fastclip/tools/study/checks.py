@@ -10,6 +10,7 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
+from fastclip.evaluation.tasks import find_suite
 from fastclip.terminal import progress
 from fastclip.tools.study.arms import Arm, grid
 from fastclip.tools.study.plan import Study
@@ -33,11 +34,7 @@ def check_study(study: Study) -> dict[str, Resolved]:
 
 def option_words(options: dict[str, object]) -> list[str]:
     """Options as words of a command line."""
-    return [f"--{name}={_word(value)}" for name, value in options.items()]
-
-
-def _word(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return [f"--{name}={v if isinstance(v, str) else json.dumps(v)}" for name, v in options.items()]
 
 
 def _check_arm(study: Study, arm: Arm) -> Resolved:
@@ -72,38 +69,26 @@ def _files(name: str, source: list[str] | str | None) -> set[str]:
 
 def _tests(study: Study, configs: dict[str, Resolved]) -> set[str]:
     """The folder of the tasks; without tasks, what is evaluated during training is the test."""
-    evaluated = {}
-    for config in configs.values():
-        pairs = config.evaluate.pairs
-        evaluated[json.dumps(pairs)] = _files("evaluate.pairs", pairs)
-    if study.tasks is not None:
-        return {os.path.realpath(study.tasks)} if _is_folder(study) else _files("tasks", study.tasks)
-    own = {os.path.realpath(config.evaluate.tasks) for config in configs.values() if config.evaluate.tasks}
-    return own.union(*evaluated.values())
-
-
-def _is_folder(study: Study) -> bool:
-    folder = Path(str(study.tasks)).expanduser()
-    if folder.is_dir() and study.suite is not None:
-        from fastclip.evaluation.tasks import find_suite
-
-        rows = find_suite(study.suite).rows
-        if not any((folder / row.folder).is_dir() for row in rows):
-            raise ValueError(f"tasks={study.tasks} holds none of the {len(rows)} tasks of {study.suite}.")
-    return folder.is_dir()
+    pairs = {json.dumps(config.evaluate.pairs): config.evaluate.pairs for config in configs.values()}
+    evaluated = {path for source in pairs.values() for path in _files("evaluate.pairs", source)}
+    if study.tasks is None:
+        own = (config.evaluate.tasks for config in configs.values())
+        return evaluated | {os.path.realpath(tasks) for tasks in own if tasks}
+    folder = Path(study.tasks).expanduser()
+    if not folder.is_dir():
+        return _files("tasks", study.tasks)
+    rows = find_suite(study.suite).rows if study.suite is not None else ()
+    if rows and not any((folder / row.folder).is_dir() for row in rows):
+        raise ValueError(f"tasks={study.tasks} holds none of the {len(rows)} tasks of {study.suite}.")
+    return {os.path.realpath(study.tasks)}
 
 
 def _check_split(study: Study, trained: set[str], tested: set[str]) -> None:
     """Validation pairs in the training or the test data would choose values by them."""
     pairs = study.validation["pairs"]
+    leave_out = "leave it out of data.train, as in --data.train 'train/{00000..00006}.tar'"
+    keep_back = "keep a shard of the training data back for it"
     for path in sorted(_files("validation.pairs", pairs)):
-        for others, what, instead in (
-            (
-                trained,
-                "trained on",
-                "leave it out of data.train, as in --data.train 'train/{00000..00006}.tar'",
-            ),
-            (tested, "a test", "keep a shard of the training data back for it"),
-        ):
+        for others, what, instead in ((trained, "trained on", leave_out), (tested, "a test", keep_back)):
             if any(path == other or path.startswith(other + os.sep) for other in others):
                 raise ValueError(f"validation.pairs={pairs}: {path} is {what} as well; {instead}.")

@@ -197,23 +197,14 @@ def _print_list(study: Study, out: Path, as_json: bool) -> None:
 
     runs = state_of(study, out).planned
     if as_json:
-        shown = [
-            {"name": run.name, "values": run.values, "state": run.state, "error": run.error}
-            | {"folder": str(run.folder)}
-            for run in runs
-        ]
-        print(dumps(shown, indent=2))
+        names = ("name", "values", "state", "error", "folder")
+        print(dumps([{name: getattr(run, name) for name in names} for run in runs], indent=2, default=str))
         return
-    from rich.table import Table
-    from rich.text import Text
+    from fastclip.tools.study.rendering import Grid, as_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("run", "state", "options"):
-        table.add_column(name, overflow="fold")
-    for run in runs:
-        options = " ".join(f"{option}={value}" for option, value in run.values.items())
-        table.add_row(run.name, run.state, Text(options))
-    console().print(table)
+    options = [" ".join(f"{option}={value}" for option, value in run.values.items()) for run in runs]
+    rows = [[run.name, run.state, words] for run, words in zip(runs, options, strict=True)]
+    console().print(as_table(Grid("", "", ["run", "state", "options"], 3, rows)))
     for run in runs:
         if run.error:
             print(f"\n{run.name}: {run.error}")

@@ -23,6 +23,14 @@ OWN = {
 }
 """Options of `fastclip train` that belong to the study itself, and what to write instead."""
 MEASURE = "mean_recall@1"
+_EXAMPLES = {
+    "set": "{epochs: 8}", "vary": "{algorithm: [openclip, fastclip-v3]}",
+    "arms": "[{algorithm: mbcl, loss.tau: 0.1}]", "seeds": "[0, 1, 2]",
+    "tune": "{optim.lr: [5e-4, 1e-3, 2e-3]}", "tune_set": "{epochs: 2}", "tune_seed": "1000",
+    "validation": "{pairs: data/validation.tar}", "tasks": "data/emoji/tasks", "suite": "emoji",
+    "baseline": "{algorithm: openclip}",
+}  # fmt: skip
+"""A value of each setting, which has the kind that all values of it have."""
 
 
 @dataclass
@@ -56,22 +64,24 @@ class Study:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        for name in ("set", "tune_set", "baseline"):
-            setattr(self, name, _numbers(getattr(self, name)))
+        self.set, self.tune_set, self.baseline = map(_numbers, (self.set, self.tune_set, self.baseline))
         self.arms = [_written_arm(arm) for arm in self.arms]
-        for name in ("vary", "tune"):
-            setattr(self, name, _lists(name, getattr(self, name)))
+        self.vary, self.tune = _lists("vary", self.vary), _lists("tune", self.tune)
         self._check_options()
         self._check_seeds()
         self._check_baseline()
         if self.tunes:
             self._check_tuning()
-            self._check_validation()
         for name in ("validation", "tune_set"):
             if getattr(self, name) and not self.tunes:
                 raise ValueError(f"{name} has no effect without tune. Leave it out, or tune something.")
         if self.suite is not None:
-            _check_suite(self.suite, self.tasks)
+            from fastclip.evaluation.tasks import find_suite
+
+            find_suite(self.suite)  # says which there are
+            if self.tasks is None:
+                example = f"`tasks: data/{self.suite}/tasks`"
+                raise ValueError(f"suite={self.suite} needs tasks: where they are, as in {example}.")
 
     @property
     def tunes(self) -> bool:
@@ -85,15 +95,12 @@ class Study:
 
     def all_arms(self) -> list[Arm]:
         """Those of `vary`, then those written out, with names that are theirs whatever else there is."""
-        varied: list[tuple[str | None, dict]] = [(None, values) for values in grid(self.vary)]
-        if not self.vary and self.arms:
-            varied = []
-        written = [
-            (own.get("name"), {key: own[key] for key in own if key not in ("name", "tune")})
-            for own in self.arms
-        ]
-        arms = name_arms([*varied, *written], alone=Path(self.config).stem)
-        for arm, own in zip(arms, [{} for _ in varied] + self.arms, strict=True):
+        varied = grid(self.vary) if self.vary or not self.arms else []
+        written = [{key: own[key] for key in own if key not in ("name", "tune")} for own in self.arms]
+        given: list[dict] = [*({} for _ in varied), *self.arms]
+        named = zip((own.get("name") for own in given), [*varied, *written], strict=True)
+        arms = name_arms(named, alone=Path(self.config).stem)
+        for arm, own in zip(arms, given, strict=True):
             arm.tune = own.get("tune", self.tune)
         return arms
 
@@ -104,23 +111,9 @@ class Study:
     def _check_kinds(self) -> None:
         if not isinstance(self.config, str) or not self.config:
             raise ValueError("config is missing: name the recipe or YAML file, as in `config: emoji`.")
-        for name, kind, example in (
-            ("set", dict, "{epochs: 8}"),
-            ("vary", dict, "{algorithm: [openclip, fastclip-v3]}"),
-            ("arms", list, "[{algorithm: mbcl, loss.tau: 0.1}]"),
-            ("seeds", list, "[0, 1, 2]"),
-            ("tune", dict, "{optim.lr: [5e-4, 1e-3, 2e-3]}"),
-            ("tune_set", dict, "{epochs: 2}"),
-            ("tune_seed", int, "1000"),
-            ("validation", dict, "{pairs: data/validation.tar}"),
-            ("tasks", str, "data/emoji/tasks"),
-            ("suite", str, "emoji"),
-            ("baseline", dict, "{algorithm: openclip}"),
-        ):
-            value = getattr(self, name)
-            if value is None and name in ("tasks", "suite"):
-                continue
-            if not isinstance(value, kind):
+        for name, example in _EXAMPLES.items():
+            value, optional = getattr(self, name), name in ("tasks", "suite")
+            if not isinstance(value, type(yaml.safe_load(example))) and not (value is None and optional):
                 raise ValueError(f"{name}={value!r} is not possible; try {name}: {example}.")
         for arm in self.arms:
             if not isinstance(arm, dict):
@@ -179,8 +172,6 @@ class Study:
             raise ValueError(
                 f"tune: every arm needs the same number of tries, for a fair comparison: {told}."
             )
-
-    def _check_validation(self) -> None:
         unknown = sorted(self.validation.keys() - {"pairs", "measure"})
         if unknown:
             raise ValueError(f"validation has no {unknown[0]!r}, only pairs and measure.")
@@ -217,8 +208,8 @@ def study_from(settings: dict[str, Any], where: str) -> Study:
     names = [one.name for one in fields(Study)]
     for name in settings:
         if name not in names:
-            hint = did_you_mean(name, names, cutoff=0.5)
-            hint = hint or f" There are {', '.join(names)}; options of `fastclip train` go under `set`."
+            options = "Options of `fastclip train` for all runs go under `set`."
+            hint = did_you_mean(name, names, 0.5) or f" There are {', '.join(names)}. {options}"
             raise ValueError(f"{where}: a study has no {name!r}.{hint}")
     try:
         return Study(**{name: value for name, value in settings.items() if value is not None})
@@ -245,19 +236,14 @@ def grown(old: Study, new: Study) -> Study:
 
     Tasks may come later than the runs, and the baseline may change: no run depends on them.
     """
-    differ = []
+    differ = ""
     for name in ("config", "set", "tune", "tune_set", "tune_seed", "validation", "tasks", "suite"):
         there, here = getattr(old, name), getattr(new, name)
-        if identity({name: there}) != identity({name: here}) and not (
-            name in ("tasks", "suite") and there is None
-        ):
-            differ.append(f"{name}: {there or 'nothing'} there, {here or 'nothing'} here")
+        later = name in ("tasks", "suite") and there is None
+        if identity({name: there}) != identity({name: here}) and not later:
+            differ += f"\n  {name}: {there or 'nothing'} there, {here or 'nothing'} here"
     if differ:
-        raise ValueError(
-            "it holds another study:\n  "
-            + "\n  ".join(differ)
-            + "\nGive the same settings, or another --out."
-        )
+        raise ValueError(f"it holds another study:{differ}\nGive the same settings, or another --out.")
     known = {identity(arm.values): arm for arm in old.all_arms()}
     arms = {identity(arm.values): arm for arm in new.all_arms()}
     for key in known.keys() & arms.keys():
@@ -268,10 +254,9 @@ def grown(old: Study, new: Study) -> Study:
     seeds = [*old.seeds, *(seed for seed in new.seeds if seed not in old.seeds)]
     if known.keys() <= arms.keys():
         return replace(new, seeds=seeds)  # the grid stays as the file has it
-    every = [*old.all_arms(), *(arm for key, arm in arms.items() if key not in known)]
     written = [
         {**arm.values, "name": arm.name} | ({} if arm.tune == new.tune else {"tune": arm.tune})
-        for arm in every
+        for arm in (known | {key: arm for key, arm in arms.items() if key not in known}).values()
     ]
     return replace(new, vary={}, arms=written, seeds=seeds)
 
@@ -299,11 +284,3 @@ def _lists(name: str, choices: dict[str, Any]) -> dict[str, list]:
 
 def _numbers(options: dict[str, Any]) -> dict[str, Any]:
     return {str(option): number_or_as_it_is(value) for option, value in options.items()}
-
-
-def _check_suite(suite: str, tasks: str | None) -> None:
-    from fastclip.evaluation.tasks import find_suite
-
-    find_suite(suite)
-    if tasks is None:
-        raise ValueError(f"suite={suite} needs tasks: where they are, as in `tasks: data/{suite}/tasks`.")

@@ -59,18 +59,22 @@ def of_kind(tables: dict[str, Any], kind: str) -> list[dict]:
 def for_terminal(tables: dict[str, Any]) -> Iterator[Table | str]:
     """Rich tables, and lines between them."""
     for grid in chain.from_iterable(map(_narrow, grids(tables))):
-        table = Table(title=Text(grid.title, style="bold"), title_justify="left", box=None, pad_edge=False)
-        table.padding = (0, 2, 0, 0)
-        for number, heading in enumerate(grid.headings):
-            table.add_column(Text(heading), overflow="fold")
-            if number >= grid.names:
-                table.columns[-1].justify, table.columns[-1].no_wrap = "right", True
-        for row in grid.rows:
-            table.add_row(*(Text(cell, style="bold" if isinstance(cell, Best) else "") for cell in row))
-        yield table
+        yield as_table(grid)
         yield f"{grid.note}\n"
     for sentence in tables["missing"]:
         yield f"! {sentence}"
+
+
+def as_table(grid: Grid) -> Table:
+    title = Text(grid.title, style="bold") if grid.title else None
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, heading in enumerate(grid.headings):
+        table.add_column(Text(heading), overflow="fold")
+        if number >= grid.names:
+            table.columns[-1].justify, table.columns[-1].no_wrap = "right", True
+    for row in grid.rows:
+        table.add_row(*(Text(cell, style="bold" if isinstance(cell, Best) else "") for cell in row))
+    return table
 
 
 def _narrow(grid: Grid) -> Iterator[Grid]:
