@@ -2,6 +2,7 @@
 # make setup   a .venv with everything, from nothing but Python 3.11 or newer and pip; safe to repeat
 # make test    all tests but the browser's (about 9 minutes on 2 cores)
 # make test-page   the demo page in a real browser; gets Debian's Chromium if there is none
+# make check   lint and the fast tests (90 seconds)
 # make lint    ruff, mypy, and the direction of imports
 # make study NAME=batch   one of studies/*.yaml from its pairs to its tables (20 minutes to 1.5 hours on 2 cores)
 # make bench   every benchmark; figures are kept under results/
@@ -9,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests benchmarks
 
-.PHONY: demo setup test test-page lint study bench clean
+.PHONY: demo setup test test-page check lint study bench clean
 
 demo: setup
 	@$(BIN)/python -m fastclip.tour
@@ -32,6 +33,10 @@ test-page: setup
 	  as_root=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  $$as_root apt-get -qq update && $$as_root apt-get -qq install --yes --no-install-recommends chromium >/dev/null; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/demo
+
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/objective tests/config tests/test_optim.py \
+	  tests/test_extending.py tests/test_text.py tests/data/test_order.py tests/evaluation/test_metrics.py tests/run/test_version1.py
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)
