@@ -27,5 +27,5 @@ def _counted_captions(monkeypatch):
     """Tables of studies have figures of equal captions, though nobody has the pairs."""
     from fastclip.tools.study import tables
 
-    found = tables.EqualCaptions(0.1, 0.11, 0.5, 320, 640)
+    found = {"actual": 0.1, "expected": 0.11, "repeated": 0.5, "captions": 320, "samples": 640}
     monkeypatch.setattr(tables, "equal_captions", lambda config, progress: found)

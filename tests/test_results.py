@@ -61,7 +61,7 @@ def differences(study, arm, baseline, measure):
 
 def as_text(by_seed):
     found = paired_difference(by_seed, dict.fromkeys(by_seed, 0.0))
-    return f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]".replace("-", "−")
+    return f"{found['mean']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]".replace("-", "−")
 
 
 @pytest.mark.parametrize("measure", ["Mean", "Retrieval"])

@@ -2,7 +2,7 @@
 
 import json
 
-from fastclip.tools.study.folder import run_folder, run_name
+from fastclip.tools.study.folder import run_folder
 from fastclip.tools.study.plan import Study, write_study
 from fastclip.tools.study.study import read_study
 
@@ -84,4 +84,4 @@ def fail(folder, name, reason):
     (folder / "logs" / f"{name}.failed").write_text(reason)
 
 
-__all__ = ["fail", "make_study", "read_study", "run_name", "value_of", "write_results"]
+__all__ = ["fail", "make_study", "read_study", "value_of", "write_results"]

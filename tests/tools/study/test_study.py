@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fastclip.tools.study.folder import is_trained
 from fastclip.tools.study.plan import Study, write_study
 from fastclip.tools.study.study import is_study, read_study
+from tests.tools.study.test_folder import save
 
 SETTINGS = {"vary": {"algorithm": ["openclip", "fastclip-v3"]}, "seeds": [0, 1]}
 
@@ -15,15 +15,6 @@ SETTINGS = {"vary": {"algorithm": ["openclip", "fastclip-v3"]}, "seeds": [0, 1]}
 def out(tmp_path):
     write_study(Study("emoji", **SETTINGS, baseline={"algorithm": "openclip"}), tmp_path / "study.yaml")
     return tmp_path
-
-
-def save(folder, step=30, **facts):
-    """A checkpoint of a run of 30 steps."""
-    path = folder / "checkpoints" / f"step-{step:08d}"
-    path.mkdir(parents=True)
-    config = {"epochs": 1.5, "batch": {"size": 5}}
-    saved = {"step": step, "config": config, "num_samples": 102} | facts
-    (path / "state.json").write_text(json.dumps({"facts": saved, "files": {}}))
 
 
 def states(out):
@@ -53,14 +44,6 @@ def test_a_run_is_done_at_its_last_step_with_its_model(out):
     assert states(out)["openclip-seed0"] == "done"
     (run / "model").rmdir()
     assert states(out)["openclip-seed0"] == "unfinished"
-
-
-def test_half_a_checkpoint_is_none(out):
-    run = out / "runs" / "openclip-seed0"
-    (run / "model").mkdir(parents=True)
-    save(run)
-    (run / "checkpoints" / "step-00000030").rename(run / "checkpoints" / "step-00000030.part")
-    assert not is_trained(run)
 
 
 def test_with_tests_a_run_is_done_when_they_are_scored(out):

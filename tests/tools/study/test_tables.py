@@ -15,7 +15,6 @@ from fastclip.data.manifest import open_manifest
 from fastclip.data.order import Order
 from fastclip.tools.study import tables as tables_module
 from fastclip.tools.study.tables import (
-    EqualCaptions,
     caption_codes,
     count_equal,
     equal_captions,
@@ -36,7 +35,7 @@ def counted(monkeypatch):
 
     def count(config, progress):
         asked.append(config.batch.size)
-        return EqualCaptions(0.1, 0.11, 0.5, 320, 640)
+        return {"actual": 0.1, "expected": 0.11, "repeated": 0.5, "captions": 320, "samples": 640}
 
     monkeypatch.setattr(tables_module, "equal_captions", count)
     return asked
@@ -200,8 +199,8 @@ def test_the_runs_own_batches_are_counted(collection):
     steps = int(2.5 * N) // BATCH
     rows = [[min(i, 40) for i in order.global_batch(step).ids.tolist()] for step in range(steps)]
     found = equal_captions(config(collection))
-    assert found.actual == pytest.approx(counted_plainly(rows) / (steps * BATCH))
-    assert (found.captions, found.samples, found.repeated) == (41, N, pytest.approx(20 / N))
+    assert found["actual"] == pytest.approx(counted_plainly(rows) / (steps * BATCH))
+    assert (found["captions"], found["samples"], found["repeated"]) == (41, N, pytest.approx(20 / N))
 
 
 @pytest.mark.parametrize("at_once", [1, 3 * BATCH, 5 * BATCH + 1])

@@ -28,7 +28,7 @@ def tuning(out):
 
 def test_every_arm_has_the_same_grid(data):
     study = tuned_study(data, tune={"optim.lr": [1e-3, 2e-3], "loss.tau": [0.1]})
-    grids = [[trial.values for trial in trials(arm)] for arm in study.all_arms()]
+    grids = [[trial.tuned for trial in trials(arm)] for arm in study.all_arms()]
     assert grids[0] == grids[1] == [{"optim.lr": 1e-3, "loss.tau": 0.1}, {"optim.lr": 2e-3, "loss.tau": 0.1}]
 
 

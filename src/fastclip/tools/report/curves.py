@@ -23,6 +23,8 @@ class Axis(NamedTuple):
     label: str
     of: Callable[[Run, dict], float | None]
     """Where a record of a run lies."""
+    seconds: float = 1
+    """In a unit of time."""
 
 
 EPOCHS = Axis("epochs", "epochs", lambda run, record: number(record["epoch"]))
@@ -31,16 +33,14 @@ SAMPLES = Axis("samples", "samples seen", lambda run, record: run.samples_at(rec
 
 def time_axis(seconds: float) -> Axis:
     """In the unit that suits what takes so long."""
-    unit, size = next((name, s) for name, s in TIME_UNITS.items() if seconds >= 2 * s or s == 1)
+    units = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+    unit = next(name for name, size in units.items() if seconds >= 2 * size or size == 1)
 
     def of(run: Run, record: dict) -> float | None:
         found = run.seconds_at(record)
-        return None if found is None else found / size
+        return None if found is None else found / units[unit]
 
-    return Axis("time", unit, of)
-
-
-TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+    return Axis("time", unit, of, units[unit])
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ def short_name(measure: str) -> str:
     return f"{sought}, top {found[2]}"
 
 
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def measure_title(measure: str, axis: Axis) -> str:
+    name = short_name(measure)
+    return name[:1].upper() + name[1:] + ("" if axis is EPOCHS else f" against {axis.key}")
 
 
 def has_points(curve: Curve) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -24,8 +25,7 @@ class Figure(NamedTuple):
 
 def headline(run: Run) -> list[Figure]:
     """Those that the run's records allow."""
-    found = [_score(run), _time(run), _speed(run), _skipped(run), _bad(run)]
-    return [figure for figure in found if figure is not None]
+    return list(_figures(run))
 
 
 def known(records: list[dict], name: str) -> list[float]:
@@ -46,10 +46,8 @@ def in_words(measure: str) -> str:
     task, _, name = measure.rpartition("/")
     words = _WORDS.get(name, "by this measure")
     if found := re.fullmatch(r"(image|text)_retrieval_recall@(\d+)", name):
-        which = (
-            "captions find their own picture" if found[1] == "image" else "pictures find their own caption"
-        )
-        words = f"of {which} {'first' if found[2] == '1' else f'among the first {found[2]}'}"
+        which = {"image": "captions find their own picture", "text": "pictures find their own caption"}
+        words = f"of {which[found[1]]} {'first' if found[2] == '1' else f'among the first {found[2]}'}"
     return f"{words}, in {task}" if task else words
 
 
@@ -68,45 +66,25 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _score(run: Run) -> Figure | None:
-    measure = best_measure(run) or ""
+def _figures(run: Run) -> Iterator[Figure]:
+    measure, pairs = best_measure(run) or "", f"of {run.num_samples:,} " if run.num_samples else ""
     scored = [(value, e) for e in run.evaluations for value in known([e["evaluation"]], measure)]
-    if not scored:
-        return None
-    trained = [(value, record) for value, record in scored if record["step"] > 0]
-    value, record = max(trained or scored, key=lambda pair: pair[0])
-    name = "best score" if trained else "score before training"
-    return Figure(name, percent(value), f"{in_words(measure)} ({measure}), at epoch {record['epoch']:.3g}")
-
-
-def _time(run: Run) -> Figure | None:
-    seconds = known([*run.records, run.facts], "elapsed")
-    if not seconds:
-        return None
-    workers = run.facts.get("workers")
-    on = f", on {workers} workers" if workers and workers > 1 else ""
-    return Figure("time trained", duration(max(seconds)), f"with evaluations and checkpoints{on}")
-
-
-def _speed(run: Run) -> Figure | None:
-    speeds = known(run.records, "samples_per_second")
-    if not speeds:
-        return None
-    wait = median(known(run.records, "data_wait") or [0.0])
-    note = f"the median; {100 * wait:.0f} % of the time waiting for data"
-    return Figure("samples a second", f"{median(speeds):,.0f}", note, wait > _LONG_WAIT)
-
-
-def _skipped(run: Run) -> Figure | None:
-    for count in known(run.records[-1:], "skipped"):
-        note = "their loss or gradient was not finite" if count else "every loss and gradient was finite"
-        return Figure("skipped steps", f"{int(count):,}", note, count > 0)
-    return None
-
-
-def _bad(run: Run) -> Figure | None:
-    for count in known(run.records[-1:], "bad"):
-        of = f"of {run.num_samples:,} " if run.num_samples else ""
-        note = f"{of}could not be used, and were replaced" if count else f"all {of}could be used"
-        return Figure("bad pairs", f"{int(count):,}", note, count > 0)
-    return None
+    if scored:
+        trained = [(value, record) for value, record in scored if record["step"] > 0]
+        value, record = max(trained or scored, key=lambda pair: pair[0])
+        name = "best score" if trained else "score before training"
+        yield Figure(name, percent(value), f"{in_words(measure)} ({measure}), at epoch {record['epoch']:.3g}")
+    if seconds := known([*run.records, run.facts], "elapsed"):
+        workers = run.facts.get("workers")
+        on = f", on {workers} workers" if workers and workers > 1 else ""
+        yield Figure("time trained", duration(max(seconds)), f"with evaluations and checkpoints{on}")
+    if speeds := known(run.records, "samples_per_second"):
+        wait = median(known(run.records, "data_wait") or [0.0])
+        note = f"the median; {100 * wait:.0f} % of the time waiting for data"
+        yield Figure("samples a second", f"{median(speeds):,.0f}", note, wait > _LONG_WAIT)
+    for skipped in known(run.records[-1:], "skipped"):
+        note = "their loss or gradient was not finite" if skipped else "every loss and gradient was finite"
+        yield Figure("skipped steps", f"{int(skipped):,}", note, skipped > 0)
+    for bad in known(run.records[-1:], "bad"):
+        note = f"{pairs}could not be used, and were replaced" if bad else f"all {pairs}could be used"
+        yield Figure("bad pairs", f"{int(bad):,}", note, bad > 0)

@@ -11,14 +11,7 @@ from typing import Literal
 
 from fastclip.evaluation.kept import model_key
 from fastclip.model import TwoTowers
-from fastclip.run.folder import (
-    EvaluationPairs,
-    Run,
-    evaluation_pairs,
-    find_checkpoint,
-    read_run,
-    without_secrets,
-)
+from fastclip.run.folder import Run, evaluation_pairs, find_checkpoint, read_run, without_secrets
 from fastclip.run.load import load_towers
 from fastclip.terminal import progress
 from fastclip.tools.report.curves import curves, elsewhere
@@ -40,13 +33,13 @@ def page_of_run(
     run = read_run(folder)
     if checkpoint == "best":
         find_checkpoint(run.folder, "best")  # says so if there is none
-    where = EvaluationPairs([images]) if images is not None else evaluation_pairs(run.folder)
+    paths, columns = evaluation_pairs(run.folder) if images is None else ([images], (None, None))
     index, finds, samples, reason = None, None, None, ""
     try:
-        if not where.paths:
+        if not paths:
             raise ValueError("The run's config names no pictures (evaluate.pairs).")
         with progress("encoding pictures", "images") as update:
-            index = Index.open(str(folder), where.paths, None, checkpoint, workers, update, where.columns)
+            index = Index.open(str(folder), paths, None, checkpoint, workers, update, columns)
         with progress("encoding captions", "captions") as update:
             index.caption_features(update)
         with progress("searching", "queries") as update:
@@ -60,7 +53,7 @@ def page_of_run(
         logger.warning("The page shows nothing that the model finds: %s", reason)
     if run.facts and run.results:
         _tell_old_scores(run, checkpoint, None if index is None else index.model.towers)
-    return render(run, finds, images=", ".join(where.paths), no_finds=reason, samples=samples)
+    return render(run, finds, images=", ".join(paths), no_finds=reason, samples=samples)
 
 
 def render(
@@ -80,7 +73,7 @@ def render(
         run=run,
         about=_about(run),
         state=run.state(),
-        last_record=_moment(run.changed),
+        last_record=run.changed and datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M"),
         figures=headline(run),
         plots=drawn(first),
         elsewhere=drawn(more),
@@ -156,10 +149,6 @@ def _bad(run: Run) -> list[tuple[str, str]]:
     rows = run.facts.get("bad", [])
     known = [row for row in rows if isinstance(row, list) and len(row) == 3]
     return [(without_secrets(str(file)), str(reason)) for _, file, reason in known]
-
-
-def _moment(seconds: float | None) -> str:
-    return "" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def _steps(count: float) -> str:

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -22,6 +23,8 @@ _BELOW, _ABOVE, _LEGEND_ROW, _TITLE = 41, 9, 16, 22  # heights in it
 _MOST_POINTS = 600  # of a line; more are not seen, and make the page large
 _LONGEST_NAME = 44  # letters in a legend; longer ones are cut
 _BESIDE = {3: 10, 2: 19}  # columns of a legend, and the longest name of which so many fit
+_LEGEND = {"borderaxespad": 0.1, "handlelength": 2.4, "handletextpad": 0.5, "labelspacing": 0.25,
+           "columnspacing": 1.2}  # fmt: skip
 _FEW_POINTS = 30  # a line of so few has marks where it was measured
 _WIDE = 4  # an option whose values lie this far apart, as a factor, has a logarithmic axis
 DPI = 200  # of a PNG
@@ -91,19 +94,12 @@ def style_of(palette: Palette) -> dict[Any, Any]:
         "svg.fonttype": "none",  # letters stay letters, in the page's font
         "text.parse_math": False,  # a name with $ in it is no formula
         "font.family": "DejaVu Sans",  # comes with matplotlib: measures are the same everywhere
-        "font.size": 11,
-        "text.color": palette.ink,
-        "axes.edgecolor": palette.rule,
-        "axes.labelcolor": palette.ink,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "xtick.color": palette.rule,
-        "ytick.color": palette.rule,
-        "xtick.labelcolor": palette.ink,
-        "ytick.labelcolor": palette.ink,
+        **dict.fromkeys(("font.size", "legend.fontsize"), 11),
+        **dict.fromkeys(("text.color", "axes.labelcolor"), palette.ink),
+        **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), palette.ink),
+        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), palette.rule),
         "grid.color": palette.grid,
-        "legend.fontsize": 11,
-        "legend.frameon": False,
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     }
 
 
@@ -119,7 +115,7 @@ def _figure(curve: Curve, palette: Palette, title: str = "") -> Figure:
     _draw_references(axes, curve, palette)
     _draw_axes(axes, curve)
     if rows:
-        _draw_legend(axes, columns)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.25, 1.02), ncols=columns, **_LEGEND)
     if title:
         figure.text(0.02, 1 - 0.7 * _TITLE / height, _printable(title, 60), fontsize=12, fontweight="bold")
     return figure
@@ -153,19 +149,16 @@ def _draw_line(axes: Axes, number: int, line: Line, palette: Palette, bars: bool
         return
     axes.plot(*thinned(line.x, line.y), **style)
     if line.spread is not None:
-        low = [y - spread for y, spread in zip(line.y, line.spread, strict=True)]
-        high = [y + spread for y, spread in zip(line.y, line.spread, strict=True)]
-        axes.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
+        y, spread = np.array(line.y), np.array(line.spread)
+        axes.fill_between(line.x, y - spread, y + spread, color=colour, alpha=0.15, linewidth=0)
 
 
 def _draw_references(axes: Axes, curve: Curve, palette: Palette) -> None:
     """What lines are compared with: a band, levels."""
     if curve.band is not None:
         every = math.ceil(len(curve.band.x) / _MOST_POINTS)  # both edges at the same places
-        x, low, high = (values[::every] for values in (curve.band.x, curve.band.low, curve.band.high))
-        axes.fill_between(
-            x, low, high, color=palette.lines[0], alpha=0.2, linewidth=0, label=curve.band.label
-        )
+        edges: Any = [values[::every] for values in (curve.band.x, curve.band.low, curve.band.high)]
+        axes.fill_between(*edges, color=palette.lines[0], alpha=0.2, linewidth=0, label=curve.band.label)
     for level in curve.levels:
         dashes = (0, (1.2, 2)) if level.dotted else (0, (6, 3))
         label = _printable(level.label)
@@ -193,19 +186,6 @@ def _draw_axes(axes: Axes, curve: Curve) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     if curve.places:
         axes.xaxis.set_major_locator(FixedLocator(curve.places))
-
-
-def _draw_legend(axes: Axes, columns: int) -> None:
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.25, 1.02),
-        ncols=columns,
-        borderaxespad=0.1,
-        handlelength=2.4,
-        handletextpad=0.5,
-        labelspacing=0.25,
-        columnspacing=1.2,
-    )
 
 
 def _short(value: float) -> str:
@@ -243,14 +223,9 @@ def _for_page(svg: str, curve: Curve) -> str:
             element.set(name, f"{curve.key}-{value}" if name == "id" else _in_page(value, curve.key))
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
-    root.set("role", "img")
-    root.set("aria-label", _aria(curve))
-    return ET.tostring(root, encoding="unicode")
-
-
-def _aria(curve: Curve) -> str:
     end = f", at the end {curve.latest}" if curve.latest else ""
-    return _printable(f"{curve.title} against {curve.axis}{end}", 200)
+    root.attrib |= {"role": "img", "aria-label": _printable(f"{curve.title} against {curve.axis}{end}", 200)}
+    return ET.tostring(root, encoding="unicode")
 
 
 def _in_page(value: str, key: str) -> str:

@@ -16,9 +16,9 @@ from fastclip.tools.report.curves import (
     Axis,
     Curve,
     Line,
-    capital,
     curves,
     has_points,
+    measure_title,
     short_name,
     time_axis,
 )
@@ -26,7 +26,7 @@ from fastclip.tools.report.headline import known
 from fastclip.tools.report.output import Page, drawn, fill
 from fastclip.tools.report.scores import group_scores
 from fastclip.tools.study.courses import main_measures, measured
-from fastclip.tools.study.rendering import Best, Grid
+from fastclip.tools.study.rendering import Best, Grid, by_columns
 
 MOST_RUNS = 10  # in one plot; more could not be told apart
 
@@ -92,8 +92,7 @@ def _evaluation(runs: list[Run], names: list[str], measure: str, axis: Axis, pla
         if there:
             lines.append(Line(name, [a for a, _ in there], [b for _, b in there]))
     caption = f"{measure} on data that the models do not train on. Higher is better."
-    title = capital(short_name(measure)) + ("" if axis is EPOCHS else f" against {axis.key}")
-    key = f"evaluation-{place}-{axis.key}"
+    key, title = f"evaluation-{place}-{axis.key}", measure_title(measure, axis)
     return Curve(key, title, "% right", caption, lines, from_zero=True, axis=axis.label)
 
 
@@ -109,21 +108,22 @@ def _final_values(runs: list[Run], names: list[str]) -> Grid:
 
     measures = main_measures(runs)
     evaluated = [run.evaluations[-1]["evaluation"] if run.evaluations else {} for run in runs]
-    columns = {
+    about = {
         "run": names,
         "algorithm": of_config(lambda config: config.algorithm),
         "batch": of_config(lambda config: f"{config.batch.size:,}"),
         "epochs": of_config(lambda config: f"{config.epochs:g}"),
         "state": [run.state().kind for run in runs],
+    }
+    numbers = {
         **{f"{short_name(m)}, %": _scores([number(e.get(m)) for e in evaluated]) for m in measures},
         "loss": of_last("loss", short),
         "τ": of_last("tau", short),
         "time": of_last("elapsed", duration),
         "samples/s": of_last("samples_per_second", lambda speed: f"{speed:,.0f}"),
     }
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
     note = "At each run's last record; scores are its last evaluation's."
-    return Grid("Final values", note, list(columns), 5, rows)
+    return by_columns("Final values", note, about, numbers)
 
 
 def _tasks(runs: list[Run], names: list[str]) -> Grid:

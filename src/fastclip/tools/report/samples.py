@@ -129,8 +129,9 @@ def compare(
     equal, exceeding = 0, 0
     equal_pairs: Ranked = []
     better_pairs: Ranked = []
-    for rows in _slices(b, tile):
-        for columns in _slices(b, tile):
+    tiles = [slice(start, min(start + tile, b)) for start in range(0, b, tile)]
+    for rows in tiles:
+        for columns in tiles:
             s = image_bd[rows] @ text_bd[columns].T
             same = code_b[rows, None] == code_b[columns]
             apart = torch.arange(b)[rows, None] < torch.arange(b)[columns]
@@ -166,7 +167,3 @@ def _keep_best(best: Ranked, values: Tensor, rows: slice, columns: slice) -> Ran
         if value > -torch.inf
     ]
     return sorted(best + new, key=lambda found: (-found[0], found[1:]))[:LIKELY]
-
-
-def _slices(length: int, tile: int) -> list[slice]:
-    return [slice(start, min(start + tile, length)) for start in range(0, length, tile)]

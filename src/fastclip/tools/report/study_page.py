@@ -12,17 +12,7 @@ import pandas as pd
 import yaml
 
 from fastclip.run.folder import Run, State, without_secrets
-from fastclip.tools.report.curves import (
-    SAMPLES,
-    TIME_UNITS,
-    Axis,
-    Curve,
-    Line,
-    capital,
-    has_points,
-    short_name,
-    time_axis,
-)
+from fastclip.tools.report.curves import SAMPLES, Axis, Curve, Line, has_points, measure_title, time_axis
 from fastclip.tools.report.headline import Figure
 from fastclip.tools.report.output import Page, drawn, fill
 from fastclip.tools.study.arms import Arm, find_baselines, identity, shown
@@ -75,8 +65,8 @@ def courses(state: StudyState, scores: Scores) -> list[Curve]:
     main measure is drawn.
     """
     names, circles = main_measures(scores.all_runs), _circles(state.arms, state.study.baseline)
-    ends = [run.seconds_at(run.evaluations[-1]) for run in scores.all_runs if run.evaluations]
-    axes = (SAMPLES, time_axis(max((seconds for seconds in ends if seconds is not None), default=0.0)))
+    ends = [run.seconds_at(last) or 0.0 for run in scores.all_runs for last in run.evaluations[-1:]]
+    axes = (SAMPLES, time_axis(max(ends, default=0.0)))
     found = [
         _course(scores, circle, label, name, axis)
         for name in (names if len(circles) == 1 else names[:1])
@@ -143,11 +133,10 @@ def _course(scores: Scores, arms: list[Arm], label: str, measure: str, axis: Axi
     lines = []
     for arm in arms[:MOST_ARMS]:
         course = mean_course(scores.runs[arm.name].values(), measure)
-        x = course["samples"] if axis is SAMPLES else course["seconds"] / TIME_UNITS[axis.label]
+        x = course["samples"] if axis is SAMPLES else course["seconds"] / axis.seconds
         if len(course):
             lines.append(Line(arm.name, list(x), list(100 * course["score"]), list(100 * course["sd"])))
-    against = "samples" if axis is SAMPLES else "time"
-    title = capital(", ".join(filter(None, (f"{short_name(measure)} against {against}", label))))
+    title = ", ".join(filter(None, (measure_title(measure, axis), label)))
     more = f" {len(arms) - MOST_ARMS} more arms are in the tables." if len(arms) > MOST_ARMS else ""
     caption = f"{measure} while the models trained: the mean over seeds, the band is ± sd.{more}"
     key = "-".join(filter(None, ("course", _safe(measure), _safe(label), axis.key)))

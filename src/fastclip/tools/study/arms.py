@@ -11,13 +11,8 @@ from hashlib import blake2b
 from itertools import product
 from typing import get_type_hints
 
-SHORT = {
-    "algorithm": "",
-    "optimizer": "",
-    "loss.gamma_schedule": "",
-    "batch.size": "b",
-    "batch.micro": "micro",
-}
+SHORT = {"algorithm": "", "optimizer": "", "loss.gamma_schedule": "",
+         "batch.size": "b", "batch.micro": "micro"}  # fmt: skip
 """What stands before a value in an arm's name, where it is not the option's own last word."""
 LONGEST = 80  # characters of a name; a folder's may have 255
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")

@@ -202,8 +202,7 @@ def _print_list(study: Study, out: Path, as_json: bool) -> None:
         return
     from fastclip.tools.study.rendering import Grid, as_table
 
-    options = [" ".join(f"{option}={value}" for option, value in run.values.items()) for run in runs]
-    rows = [[run.name, run.state, words] for run, words in zip(runs, options, strict=True)]
+    rows = [[r.name, r.state, " ".join(f"{name}={value}" for name, value in r.values.items())] for r in runs]
     console().print(as_table(Grid("", "", ["run", "state", "options"], 3, rows)))
     for run in runs:
         if run.error:

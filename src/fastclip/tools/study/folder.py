@@ -20,12 +20,9 @@ SCORES_FILE = "evaluation/scores.json"
 """In a run's folder: what `fastclip eval --json` printed, once all of the study's tasks were scored."""
 
 
-def run_name(arm: Arm, seed: int) -> str:
-    return f"{arm.name}-seed{seed}"
-
-
 def run_folder(out: Path, arm: Arm, seed: int) -> Path:
-    return out / "runs" / run_name(arm, seed)
+    """Its name is the run's."""
+    return out / "runs" / f"{arm.name}-seed{seed}"
 
 
 def failure_file(out: Path, name: str) -> Path:

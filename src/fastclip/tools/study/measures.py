@@ -7,10 +7,10 @@ does to both drops out of the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,10 +19,9 @@ from scipy.stats import t as student
 from fastclip.evaluation.tasks import find_suite
 from fastclip.run.folder import Run, number, read_run
 from fastclip.tools.study.courses import IN_TRAINING
-from fastclip.tools.study.study import StudyRun, StudyState
+from fastclip.tools.study.study import StudyState
 
 CONFIDENCE = 0.95
-_COLUMNS = ["kind", "measure", "about", "partial", "arm", "seed", "value"]
 
 
 @dataclass
@@ -43,25 +42,6 @@ class Scores:
         return [run for seeds in self.runs.values() for run in seeds.values()]
 
 
-class Summary(NamedTuple):
-    """Values of several seeds."""
-
-    mean: float
-    sd: float | None
-    """With n − 1 below; None for one value alone."""
-    n: int
-
-
-class Difference(NamedTuple):
-    """An arm minus its baseline, over the seeds that both have."""
-
-    mean: float
-    low: float | None
-    """Of the two-sided 95 % t-interval; None where there is none: one seed gives no interval."""
-    high: float | None
-    n: int
-
-
 def read_scores(state: StudyState) -> Scores:
     """The scores of every run that is done; what is not done, broken or not scored is told."""
     runs: dict[str, dict[int, Run]] = {arm.name: {} for arm in state.arms}
@@ -70,21 +50,27 @@ def read_scores(state: StudyState) -> Scores:
         try:
             if run.state == "done":
                 runs[run.arm.name][run.seed] = read_run(run.folder, settings=False)
-            else:
-                missing.append(_not_done(run))
+                continue
+            why = f" {run.error.strip().splitlines()[-1]}" if run.error.strip() else ""
+            what = "failed" if run.state == "failed" else "has not finished"
+            missing.append(f"{run.name} {what} and is not counted.{why}")
         except (OSError, ValueError) as error:
-            missing.append(f"{run.folder.name} is not counted: {error}")
-    scores = Scores(pd.DataFrame(columns=_COLUMNS), runs, missing)
-    missing += [
-        f"{run.name}: {told}" for run in scores.all_runs for told in run.missing if "left out" in told
-    ]
-    tasks, training = _frame(_tasks(scores)), _frame(_in_training(scores))
-    kinds = {
-        result.task: result.kind for run in scores.all_runs for result in run.results if not result.error
-    }
-    frames = [*_means(tasks, groups(kinds, state.study.suite), missing), tasks, training]
-    scores.frame = pd.concat([frame for frame in frames if len(frame)] or frames)
-    return scores
+            missing.append(f"{run.name} is not counted: {error}")
+    done = [run for seeds in runs.values() for run in seeds.values()]
+    missing += [f"{run.name}: {told}" for run in done for told in run.missing if "left out" in told]
+    kinds = {result.task: result.kind for run in done for result in run.results if not result.error}
+    found = pd.DataFrame(
+        [
+            (kind, measure, about, "", arm, seed, value)
+            for arm, seeds in runs.items()
+            for seed, run in seeds.items()
+            for kind, measure, about, value in _of_run(run, missing)
+        ],
+        columns=["kind", "measure", "about", "partial", "arm", "seed", "value"],
+    )
+    tasks, training = (found[found.kind == kind] for kind in ("task", "training"))
+    means = _means(tasks, groups(kinds, state.study.suite), missing)
+    return Scores(pd.concat([*means, tasks, training]), runs, missing)
 
 
 def groups(kinds: dict[str, str], suite: str | None) -> dict[str, tuple[str, ...]]:
@@ -103,63 +89,47 @@ def groups(kinds: dict[str, str], suite: str | None) -> dict[str, tuple[str, ...
     return {name: tasks for name, tasks in named.items() if tasks}
 
 
-def summarise(values: Iterable[float]) -> Summary:
-    """Mean and standard deviation of at least one value."""
+def summarise(values: Iterable[float]) -> dict[str, Any]:
+    """`mean`, `sd` (with n − 1 below; None for one value alone) and `n` of at least one value."""
     found = np.asarray(list(values), dtype=np.float64)
     if not len(found):
         raise ValueError("There is no mean of no values; leave out what has no score.")
     sd = float(found.std(ddof=1)) if len(found) > 1 else None
-    return Summary(float(found.mean()), sd, len(found))
+    return {"mean": float(found.mean()), "sd": sd, "n": len(found)}
 
 
-def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
-    """Seed by seed, with its interval; None if no seed has both."""
+def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> dict[str, Any] | None:
+    """An arm minus its baseline, over the `n` seeds that both have; None if there is no such seed.
+
+    The `mean`, and `low` and `high` of the two-sided 95 % t-interval: None for one seed, which gives none.
+    """
     seeds = sorted(arm.keys() & baseline.keys())
     if not seeds:
         return None
-    mean, sd, n = summarise(arm[seed] - baseline[seed] for seed in seeds)
-    if sd is None:
-        return Difference(mean, None, None, n)
-    half = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / sqrt(n)
-    return Difference(mean, mean - half, mean + half, n)
+    mean, sd, n = summarise(arm[seed] - baseline[seed] for seed in seeds).values()
+    half = None if sd is None else float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / sqrt(n)
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return {"mean": mean, "low": low, "high": high, "n": n}
 
 
-def _not_done(run: StudyRun) -> str:
-    reason = f" {run.error.strip().splitlines()[-1]}" if run.error.strip() else ""
-    what = "failed" if run.state == "failed" else "has not finished"
-    return f"{run.folder.name} {what} and is not counted.{reason}"
-
-
-def _frame(rows: Iterable[tuple]) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), columns=_COLUMNS)
-
-
-def _tasks(scores: Scores) -> Iterable[tuple]:
-    """Every score of `fastclip eval`."""
-    for arm, runs in scores.runs.items():
-        for seed, run in runs.items():
-            for result in run.results:
-                value = number(result.value)
-                if result.error or value is None:
-                    why = result.error or f"it has no {result.measure or 'measure'}"
-                    scores.missing.append(f"{run.name} has no score of {result.task}: {why}")
-                else:
-                    yield "task", result.task, result.measure, "", arm, seed, value
-
-
-def _in_training(scores: Scores) -> Iterable[tuple]:
-    """The last evaluation of each run."""
-    for arm, runs in scores.runs.items():
-        for seed, run in runs.items():
-            last = run.evaluations[-1]["evaluation"] if run.evaluations else {}
-            for name in IN_TRAINING:
-                if (value := number(last.get(name))) is not None:
-                    yield "training", name, "at the end of training", "", arm, seed, value
+def _of_run(run: Run, missing: list[str]) -> Iterator[tuple]:
+    """Every score of `fastclip eval`, and the last evaluation in training: kind, measure, about, value."""
+    for result in run.results:
+        value = number(result.value)
+        if result.error or value is None:
+            why = result.error or f"it has no {result.measure or 'measure'}"
+            missing.append(f"{run.name} has no score of {result.task}: {why}")
+        else:
+            yield "task", result.task, result.measure, value
+    last = run.evaluations[-1]["evaluation"] if run.evaluations else {}
+    for name in IN_TRAINING:
+        if (value := number(last.get(name))) is not None:
+            yield "training", name, "at the end of training", value
 
 
 def _means(
     tasks: pd.DataFrame, wanted: dict[str, tuple[str, ...]], missing: list[str]
-) -> Iterable[pd.DataFrame]:
+) -> Iterator[pd.DataFrame]:
     wide = tasks.pivot(index=["arm", "seed"], columns="measure", values="value")
     for name, folders in wanted.items():
         here = [folder for folder in folders if folder in wide]

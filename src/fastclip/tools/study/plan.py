@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +119,10 @@ class Study:
                 raise ValueError(f"arms: {arm!r} is no arm; try {{algorithm: mbcl, loss.tau: 0.1}}.")
 
     def _check_options(self) -> None:
-        for name, option in self._named_options():
+        named = [(name, one) for name in ("set", "vary", "tune", "tune_set") for one in getattr(self, name)]
+        named += [("arms", one) for arm in self.arms for one in arm]
+        named += [("arms: tune", one) for arm in self.arms for one in arm.get("tune", {})]
+        for name, option in named:
             if option in OWN:
                 raise ValueError(f"{name}: {option} belongs to the study itself. Write {OWN[option]}.")
         for written in self.arms:
@@ -141,13 +143,6 @@ class Study:
                     raise ValueError(
                         f"tune_set: {option} makes the arm {arm.name}, and stays as it is there."
                     )
-
-    def _named_options(self) -> Iterator[tuple[str, str]]:
-        for name in ("set", "vary", "tune", "tune_set"):
-            yield from ((name, option) for option in getattr(self, name))
-        for arm in self.arms:
-            yield from (("arms", option) for option in arm)
-            yield from (("arms: tune", option) for option in arm.get("tune", {}))
 
     def _check_seeds(self) -> None:
         good = self.seeds and all(type(seed) is int and seed >= 0 for seed in self.seeds)

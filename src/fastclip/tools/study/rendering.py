@@ -115,64 +115,60 @@ def difference_of(row: dict) -> str:
     return f"{mean} [{low}, {high}]{few}"
 
 
-def _names(tables: dict[str, Any]) -> list[list[str]]:
-    """Columns that name arms, headings first: the varied options, and names that these do not say."""
+def by_columns(title: str, note: str, names: dict[str, Any], numbers: dict[str, Any]) -> Grid:
+    """A grid from its columns by their headings: those that name, and those of numbers."""
+    rows = [list(row) for row in zip(*names.values(), *numbers.values(), strict=True)]
+    return Grid(title, note, [*names, *numbers], len(names), rows)
+
+
+def _names(tables: dict[str, Any]) -> dict[str, list[str]]:
+    """Columns that name arms: the varied options, and names that these do not say."""
     arms = tables["arms"]
-    options = list(dict.fromkeys(option for arm in arms for option in arm["values"]))
-    rows = [[shown(arm["values"][o]) if o in arm["values"] else "–" for o in options] for arm in arms]
+    options = dict.fromkeys(option for arm in arms for option in arm["values"])
+    found = {o: [shown(arm["values"][o]) if o in arm["values"] else "–" for arm in arms] for o in options}
     if all(arm["values"] and arm["name"] == slug(arm["values"]) for arm in arms):
-        return [options, *rows]
-    return [["arm", *options], *([arm["name"], *row] for arm, row in zip(arms, rows, strict=True))]
+        return found
+    return {"arm": [arm["name"] for arm in arms]} | found
 
 
 def _overview(tables: dict[str, Any], means: list[dict]) -> Grid:
     """The paper's table: its means side by side, and all improvements in one column."""
-    headings, *rows = _names(tables)
-    names = len(headings)
-    across = list(zip(*(measure["rows"] for measure in means), strict=True))
-    rows = [row + [_score(one) for one in found] for row, found in zip(rows, across, strict=True)]
-    headings = headings + [measure["name"] for measure in means]
-    if any(one["baseline"] for found in across for one in found):
-        headings.append("improvement")
-        for row, found in zip(rows, across, strict=True):
-            gains = ", ".join(points_of(one["improvement"]) for one in found)
-            row.append(gains if any(one["baseline"] for one in found) else "")
+    columns = {measure["name"]: [_score(row) for row in measure["rows"]] for measure in means}
+    across = zip(*(measure["rows"] for measure in means), strict=True)
+    gains = [", ".join(points_of(one["improvement"]) for one in rows if one["baseline"]) for rows in across]
+    if any(gains):
+        columns["improvement"] = gains
     partial = [f"{measure['name']}: {measure['partial']}" for measure in means if measure["partial"]]
     note = "Mean (sd) over seeds, in percent; improvements are differences in points."
     note += f" Partial: {'; '.join(partial)}." if partial else ""
-    return Grid("Summary", note, headings, names, rows)
+    return by_columns("Summary", note, _names(tables), columns)
 
 
 def _measure(tables: dict[str, Any], measure: dict) -> Grid:
     """One measure of all arms, with differences where there is a baseline."""
-    headings, *rows = _names(tables)
-    names, found = len(headings), measure["rows"]
-    headings = [*headings, "% (sd)", "seeds"]
-    rows = [[*row, _score(one), _seeds(one)] for row, one in zip(rows, found, strict=True)]
-    if any(one["baseline"] for one in found):
-        headings += ["improvement", "paired difference, 95 %"]
-        for row, one in zip(rows, found, strict=True):
-            row += [points_of(one["improvement"]), difference_of(one)]
+    rows = measure["rows"]
+    columns: dict[str, Any] = {"% (sd)": map(_score, rows), "seeds": map(_seeds, rows)}
+    if any(row["baseline"] for row in rows):
+        columns["improvement"] = (points_of(row["improvement"]) for row in rows)
+        columns["paired difference, 95 %"] = map(difference_of, rows)
     note = measure["about"] + (f"; partial: {measure['partial']}." if measure["partial"] else ".")
-    if any(one["missing"] and one["summary"] for one in found):
+    if any(row["missing"] and row["summary"] for row in rows):
         note += " * lacks seeds, and takes no part in who is best."
-    return Grid(measure["name"], note, headings, names, rows)
+    return by_columns(measure["name"], note, _names(tables), columns)
 
 
 def _effort(measure: str, rows: list[dict]) -> Grid:
-    def times(share: float | None) -> str:
-        return "–" if share is None else f"{share:.2f} ×"
+    def times(name: str) -> list[str]:
+        return ["–" if row[name] is None else f"{row[name]:.2f} ×" for row in rows]
 
-    cells = [
-        [row["arm"], row["baseline"], times(row["samples"]), times(row["seconds"]),
-         f"{row['reached']} of {row['seeds']}"]
-        for row in rows
-    ]  # fmt: skip
     note = (
         f"What it took to reach the baseline's final {measure}, where 1 is what it took the "
         "baseline: by the first evaluation at or above it, as a mean over seeds where all of them reached it."
     )
-    return Grid("How soon", note, ["arm", "baseline", "samples", "time", "seeds that reached it"], 2, cells)
+    names = {name: [row[name] for row in rows] for name in ("arm", "baseline")}
+    reached = [f"{row['reached']} of {row['seeds']}" for row in rows]
+    numbers = {"samples": times("samples"), "time": times("seconds"), "seeds that reached it": reached}
+    return by_columns("How soon", note, names, numbers)
 
 
 def _tuning(tried: list[dict]) -> Grid:

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 from fastclip.config.resolved import Resolved
+from fastclip.tools.study.arms import Arm
 from fastclip.tools.study.board import Board
 from fastclip.tools.study.checks import check_study, option_words
 from fastclip.tools.study.folder import failure_file
 from fastclip.tools.study.jobs import PROGRAM, STOPPED, Job, Jobs, Stopped, locked, places
 from fastclip.tools.study.plan import STUDY_FILE, Study, write_study
 from fastclip.tools.study.study import StudyRun, state_of
-from fastclip.tools.study.tune import Trial, choose, trials
+from fastclip.tools.study.tune import choose, trial_folder, trial_name, trial_options, trials
 
 
 def run_study(
@@ -44,9 +45,9 @@ def _run_all(study: Study, out: Path, configs: dict[str, Resolved], jobs: Jobs) 
         chosen = choose(study, out)  # an arm that has its values is not tuned again
         tried = [trial for arm in study.all_arms() for trial in trials(arm)]
         for trial in tried:
-            if trial.arm.name in chosen:
-                jobs.board.done(trial.name, seconds=None)
-        jobs.run([_tuning_job(one, study, out, configs) for one in tried if one.arm.name not in chosen])
+            if trial.name in chosen:
+                jobs.board.done(trial_name(trial), seconds=None)
+        jobs.run([_tuning_job(one, study, out, configs) for one in tried if one.name not in chosen])
         choose(study, out)
     ready = []
     for run in state_of(study, out).runs:
@@ -57,9 +58,10 @@ def _run_all(study: Study, out: Path, configs: dict[str, Resolved], jobs: Jobs) 
     jobs.run(ready)
 
 
-def _tuning_job(trial: Trial, study: Study, out: Path, configs: dict[str, Resolved]) -> Job:
-    epochs = study.tune_set.get("epochs", configs[trial.arm.name].epochs)
-    return Job(trial.name, trial.folder(out), option_words(trial.options(study)), epochs)
+def _tuning_job(trial: Arm, study: Study, out: Path, configs: dict[str, Resolved]) -> Job:
+    epochs = study.tune_set.get("epochs", configs[trial.name].epochs)
+    words = option_words(trial_options(study, trial))
+    return Job(trial_name(trial), trial_folder(out, trial), words, epochs)
 
 
 def _job(run: StudyRun, study: Study, configs: dict[str, Resolved]) -> Job:

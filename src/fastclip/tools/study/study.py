@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fastclip.tools.study.arms import Arm
-from fastclip.tools.study.folder import State, failure_file, run_folder, run_name, state_of_run
+from fastclip.tools.study.folder import State, failure_file, run_folder, state_of_run
 from fastclip.tools.study.plan import STUDY_FILE, Study, load_study
-from fastclip.tools.study.tune import chosen_values, trials
+from fastclip.tools.study.tune import chosen_values, trial_folder, trial_name, trials
 
 
 @dataclass
@@ -18,7 +20,7 @@ class StudyRun:
     name: str
     arm: Arm
     seed: int
-    values: dict[str, object]
+    values: dict[str, Any]
     """The options that make it, the tuned ones among them."""
     folder: Path
     state: State
@@ -63,18 +65,15 @@ def state_of(study: Study, out: Path) -> StudyState:
     for arm in arms:
         arm.tuned = chosen.get(arm.name, {})
 
-    def run(name: str, arm: Arm, seed: int, values: dict, folder: Path, tests: bool) -> StudyRun:
+    def run(name: str, arm: Arm, folder: Path, own: dict[str, Any], tests: bool) -> StudyRun:
         state, error = state_of_run(folder, failure_file(out, name), tests)
-        return StudyRun(name, arm, seed, arm.values | values, folder, state, error)
+        seed, values = own.get("seed", study.tune_seed), arm.values | arm.tuned | own
+        return StudyRun(name, arm, seed, values, folder, state, error)
 
-    runs = [
-        run(run_name(arm, seed), arm, seed, arm.tuned | {"seed": seed}, run_folder(out, arm, seed),
-            tests=study.tasks is not None)
-        for arm in arms for seed in study.seeds
-    ]  # fmt: skip
-    tuning = [
-        run(trial.name, arm, study.tune_seed, trial.values, trial.folder(out), tests=False)
-        for arm in arms
-        for trial in trials(arm)
-    ]
+    runs = []
+    for arm, seed in product(arms, study.seeds):
+        folder = run_folder(out, arm, seed)
+        runs.append(run(folder.name, arm, folder, {"seed": seed}, tests=study.tasks is not None))
+    tried = [trial for arm in arms for trial in trials(arm)]
+    tuning = [run(trial_name(one), one, trial_folder(out, one), {}, tests=False) for one in tried]
     return StudyState(out, study, arms, runs, tuning)

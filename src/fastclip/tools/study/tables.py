@@ -12,7 +12,7 @@ from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -80,17 +80,17 @@ def _rows(scores: DataFrame, baselines: Baselines, seeds: int) -> list[dict]:
     for name, baseline in baselines.items():
         own, against = values.get(name, {}), values.get(baseline or "", {})
         summary, difference = summarise(own.values()) if own else None, paired_difference(own, against)
-        improvement = summary.mean - fmean(against.values()) if summary and against else None
+        improvement = summary["mean"] - fmean(against.values()) if summary and against else None
         if difference is not None and own.keys() == against.keys():
-            improvement = difference.mean  # the same number: or the two could be rounded apart
+            improvement = difference["mean"]  # the same number: or the two could be rounded apart
         rows.append(
             {
                 "arm": name,
-                "summary": summary and summary._asdict(),  # None if no seed has a score
+                "summary": summary,  # None if no seed has a score
                 "missing": seeds - len(own),  # seeds of the study that have none
                 "baseline": baseline,  # None if there is none, or it is one itself
                 "improvement": improvement,  # of the means, over all seeds that each has
-                "difference": difference and difference._asdict(),  # seed by seed, over those that both have
+                "difference": difference,  # seed by seed, over those that both have
                 "best": False,
                 "values": {str(seed): value for seed, value in own.items()},
             }
@@ -105,13 +105,11 @@ def _mark_best(rows: list[dict]) -> None:
     Arms that lack seeds do not take part.
     """
     compared = any(row["baseline"] for row in rows)
-    circles: dict[str | None, list[dict]] = {}
     for row in rows:
-        circles.setdefault((row["baseline"] or row["arm"]) if compared else None, []).append(row)
-    for circle in circles.values():
-        whole = [row for row in circle if row["summary"] and not row["missing"]]
-        for row in whole if len(circle) > 1 else []:
-            row["best"] = row["summary"]["mean"] == max(one["summary"]["mean"] for one in whole)
+        own = row["baseline"] or row["arm"]
+        circle = [one for one in rows if not compared or (one["baseline"] or one["arm"]) == own]
+        whole = [one["summary"]["mean"] for one in circle if not one["missing"]]
+        row["best"] = len(circle) > 1 and not row["missing"] and row["summary"]["mean"] == max(whole)
 
 
 def _effort(scores: Scores, baselines: Baselines) -> dict:
@@ -141,7 +139,7 @@ def _captions(scores: Scores, missing: list[str]) -> list[dict]:
 
     Runs with the same data, batch, epochs and order share a count.
     """
-    counted: dict[str, EqualCaptions | None] = {}
+    counted: dict[str, dict | None] = {}
     rows = []
     for arm, runs in scores.runs.items():
         if not runs:
@@ -158,7 +156,7 @@ def _captions(scores: Scores, missing: list[str]) -> list[dict]:
             missing += [] if sentence in missing else [sentence]
             continue
         if (found := counted[key]) is not None:
-            rows.append({"arm": arm, "batch": config.batch.size, "found": found._asdict()})
+            rows.append({"arm": arm, "batch": config.batch.size, "found": found})
     return rows
 
 
@@ -169,25 +167,15 @@ def _order_of(run: Run) -> TrainConfig:
     return TrainConfig(epochs=saved["epochs"], seed=saved.get("seed", 0), data=data, batch=batch)
 
 
-class EqualCaptions(NamedTuple):
-    """Of a run's order."""
-
-    actual: float
-    """The share of the samples of a global batch that have another one with their caption in it: the mean
-    over all steps of the run."""
-    expected: float
-    """The same share where each batch is drawn by chance."""
-    repeated: float
-    """The share of the collection's samples whose caption others have too."""
-    captions: int
-    """Different ones."""
-    samples: int
-
-
 def equal_captions(
     config: TrainConfig, progress: Callable[[int, int], None] | None = None
-) -> EqualCaptions | None:
-    """Counted exactly, over the very batches of the run; None for collections of over 5 million pairs."""
+) -> dict[str, Any] | None:
+    """Counted exactly, over the very batches of the run; None for collections of over 5 million pairs.
+
+    `actual` is the share of the samples of a global batch that have another one with their caption in it, the
+    mean over all steps of the run; `expected` the same share where each batch is drawn by chance; `repeated`
+    the share of the collection's `samples` whose caption others have too; `captions` are different ones.
+    """
     data = config.data
     if data.train is None:
         raise ValueError("data.train is missing: there are no captions to count.")
@@ -205,8 +193,9 @@ def equal_captions(
         code_sB = code_n[order.global_batch(first // together).ids].reshape(together, batch)
         met += count_equal(code_sB[: steps - first])
     size_c = np.bincount(code_n)
+    shares = {"actual": met / (steps * batch), "expected": expected_share(size_c, batch)}
     repeated = float(size_c[size_c > 1].sum() / n)
-    return EqualCaptions(met / (steps * batch), expected_share(size_c, batch), repeated, len(size_c), n)
+    return shares | {"repeated": repeated, "captions": len(size_c), "samples": n}
 
 
 def caption_codes(manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> np.ndarray:

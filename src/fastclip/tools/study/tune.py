@@ -15,12 +15,12 @@ What was chosen stays chosen: the arm's runs are made with it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fastclip.files import write_whole
-from fastclip.run.folder import METRICS, number
+from fastclip.run.folder import number
 from fastclip.run.metrics import read_metrics
 from fastclip.tools.study.arms import Arm, grid, identity, slug
 from fastclip.tools.study.folder import failure_file, state_of_run
@@ -31,35 +31,28 @@ _NEVER = 1e9  # epochs between two evaluations: the one at the end is made whate
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading the file may raise
 
 
-@dataclass
-class Trial:
-    """An arm with one choice of the tuned values."""
-
-    arm: Arm
-    values: dict[str, object]
-
-    @property
-    def name(self) -> str:
-        return f"tuning-{self.arm.name}-{slug(self.values)}"
-
-    def folder(self, out: Path) -> Path:
-        return out / "tuning" / self.arm.name / slug(self.values)
-
-    def options(self, study: Study) -> dict[str, object]:
-        """The arm's options, but what is evaluated: the validation pairs alone, and at the end alone."""
-        arm = Arm(self.arm.name, self.arm.values, tuned=self.values)
-        evaluation = {
-            "evaluate.pairs": study.validation["pairs"],
-            "evaluate.tasks": None,
-            "evaluate.best": study.measure,
-            "evaluate.every": _NEVER,
-        }
-        return study.options(arm, study.tune_seed) | study.tune_set | evaluation
+def trials(arm: Arm) -> list[Arm]:
+    """The arm with each choice of the tuned values, in the order of the file; none without tuning."""
+    return [replace(arm, tuned=values) for values in grid(arm.tune)] if arm.tune else []
 
 
-def trials(arm: Arm) -> list[Trial]:
-    """All that is tried for an arm, in the order of the file."""
-    return [Trial(arm, values) for values in grid(arm.tune)] if arm.tune else []
+def trial_name(trial: Arm) -> str:
+    return f"tuning-{trial.name}-{slug(trial.tuned)}"
+
+
+def trial_folder(out: Path, trial: Arm) -> Path:
+    return out / "tuning" / trial.name / slug(trial.tuned)
+
+
+def trial_options(study: Study, trial: Arm) -> dict[str, object]:
+    """The arm's options, but what is evaluated: the validation pairs alone, and at the end alone."""
+    evaluation = {
+        "evaluate.pairs": study.validation["pairs"],
+        "evaluate.tasks": None,
+        "evaluate.best": study.measure,
+        "evaluate.every": _NEVER,
+    }
+    return study.options(trial, study.tune_seed) | study.tune_set | evaluation
 
 
 def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
@@ -119,19 +112,14 @@ def _arms(out: Path) -> list[dict]:
     return json.loads((out / TUNING_FILE).read_text(encoding="utf-8", errors="replace"))["arms"]
 
 
-def _tried(trial: Trial, study: Study, out: Path) -> dict:
-    folder, score = trial.folder(out), None
-    state, error = state_of_run(folder, failure_file(out, trial.name))
+def _tried(trial: Arm, study: Study, out: Path) -> dict:
+    folder, score = trial_folder(out, trial), None
+    state, error = state_of_run(folder, failure_file(out, trial_name(trial)))
     if state == "done":
         try:
-            score = _last_score(folder, study.measure)
+            evaluated = [one for one in read_metrics(folder / "metrics.jsonl") if "evaluation" in one]
+            score = evaluated[-1]["evaluation"].get(study.measure) if evaluated else None
             error = "" if score is not None else f"{study.measure} is not a finite number at the end"
         except (OSError, ValueError) as broken:
             error = str(broken)
-    return {"values": trial.values, "run": str(folder.relative_to(out)), "score": score, "error": error}
-
-
-def _last_score(folder: Path, measure: str) -> float | None:
-    """Of the evaluation at the end of the run."""
-    evaluated = [record for record in read_metrics(folder / METRICS) if "evaluation" in record]
-    return evaluated[-1]["evaluation"].get(measure) if evaluated else None
+    return {"values": trial.tuned, "run": str(folder.relative_to(out)), "score": score, "error": error}
