@@ -26,8 +26,7 @@ class Stop(NamedTuple):
 
     collection: str
     run: Path
-    searches: tuple[str, ...]
-    """Among the pictures that it was evaluated on, and not trained on."""
+    searches: tuple[str, ...]  # among the pictures that it was evaluated on, and not trained on
 
 
 EMOJI = Stop(

@@ -11,10 +11,8 @@ from typing import NamedTuple
 class Card(NamedTuple):
     """A picture that was found."""
 
-    thumbnail: bytes
-    """WebP; it travels within the page, so no file of the machine has an address."""
-    words: str
-    """Its first caption, or its name."""
+    thumbnail: bytes  # WebP; it travels within the page, so no file of the machine has an address
+    words: str  # its first caption, or its name
     name: str
     score: float
 

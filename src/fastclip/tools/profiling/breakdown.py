@@ -34,10 +34,8 @@ class WorkerProfile:
 
     rank: int
     steps: list[StepTimes]
-    sent: dict[str, float]
-    """Bytes a step by kind of collective."""
-    peak_memory: int | None
-    """Bytes, of what `memory` says; None where the system does not tell."""
+    sent: dict[str, float]  # bytes a step by kind of collective
+    peak_memory: int | None  # bytes, of what `memory` says; None where the system does not tell
     memory: str
 
     def mean(self, part: str) -> float:
@@ -54,8 +52,7 @@ class AlgorithmProfile:
     """One algorithm at one number of workers."""
 
     algorithm: str
-    batch: int
-    """Pairs a step over all workers."""
+    batch: int  # pairs a step over all workers
     workers: list[WorkerProfile]
 
     @classmethod

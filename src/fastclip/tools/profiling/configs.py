@@ -14,8 +14,7 @@ class Configs(NamedTuple):
     """One for each algorithm, resolved, and what was left out of them."""
 
     resolved: list[Resolved]
-    left_out: list[str]
-    """Sentences."""
+    left_out: list[str]  # sentences
 
 
 def configs_for(algorithms: list[str], config: TrainConfig) -> Configs:

@@ -37,18 +37,13 @@ class Range(NamedTuple):
 class Memory(NamedTuple):
     """Bytes on one worker's device in a training step."""
 
-    weights: int
-    """With the towers' buffers, and τ."""
+    weights: int  # with the towers' buffers, and τ
     gradients: int
     optimizer: int
-    batch: int
-    """Images and tokens."""
-    features: int
-    """Local and gathered, and their gradients."""
-    loss: int
-    """Similarities, tile by tile; logits of open_clip's losses (an estimate)."""
-    state: int | None
-    """This worker's part of the samples' state; None if the number of pairs is not known."""
+    batch: int  # images and tokens
+    features: int  # local and gathered, and their gradients
+    loss: int  # similarities, tile by tile; logits of open_clip's losses (an estimate)
+    state: int | None  # this worker's part of the samples' state; None if the number of pairs is not known
     activations: Range | None
     """An estimate of what the towers keep for the backward pass, with autocast's copies of the weights."""
 
@@ -61,15 +56,11 @@ class Memory(NamedTuple):
 class ModelSize(NamedTuple):
     """What a plan has to know of a model."""
 
-    weights: int
-    """Bytes of all parameters."""
-    buffers: int
-    """Bytes."""
-    trained: int
-    """Bytes of the parameters that have gradients."""
+    weights: int  # bytes of all parameters
+    buffers: int  # bytes
+    trained: int  # bytes of the parameters that have gradients
     trained_tensors: int
-    embeddings: int
-    """Bytes of the tables of tokens, which autocast does not copy."""
+    embeddings: int  # bytes of the tables of tokens, which autocast does not copy
     features: int
     image_size: int
     context_length: int

@@ -25,8 +25,7 @@ class Time(NamedTuple):
 
     prediction: Prediction
     pairs_per_second: float
-    speed_up: float
-    """Pairs a second over those of one node."""
+    speed_up: float  # pairs a second over those of one node
 
 
 class Row(NamedTuple):
@@ -38,8 +37,7 @@ class Row(NamedTuple):
     local_batch: int
     memory: Memory
     traffic: Traffic
-    time: Time | None
-    """None if nobody knows how long a step computes."""
+    time: Time | None  # None if nobody knows how long a step computes
 
     @property
     def batch(self) -> int:
@@ -55,8 +53,7 @@ class Plan(NamedTuple):
     """The answer."""
 
     job: Job
-    size: ModelSize
-    """Of the model under the first algorithm."""
+    size: ModelSize  # of the model under the first algorithm
     network: Bounds
     rows: list[Row]
 
