@@ -160,17 +160,14 @@ class Bounds(NamedTuple):
 
 def check_network(name: str | None) -> str:
     """The name; ValueError if it is missing or not known."""
-    if name is None:
-        raise ValueError(f"--network is missing. Choose one of: {', '.join(NETWORKS)}.")
-    if name not in NETWORKS:
-        hint = did_you_mean(name.lower(), NETWORKS)
-        raise ValueError(f"--network {name} is unknown.{hint} Choose one of: {', '.join(NETWORKS)}.")
+    if name is None or name not in NETWORKS:
+        problem = f"{name} is unknown.{did_you_mean(name.lower(), NETWORKS)}" if name else "is missing."
+        raise ValueError(f"--network {problem} Choose one of: {', '.join(NETWORKS)}.")
     return name
 
 
 def bounds(name: str) -> Bounds:
     """What is known of a network of this name."""
-    check_network(name)
     if cluster := CLUSTERS.get(name):
         return Bounds(cluster, cluster, cluster)
     hosts = sorted(CLUSTERS.values(), key=lambda cluster: cluster.pace)
