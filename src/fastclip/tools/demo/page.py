@@ -39,10 +39,12 @@ def build_page(answers: Answers, title: str) -> gr.Blocks:
     with gr.Blocks(title="fastclip demo", analytics_enabled=False, delete_cache=_FORGET) as page:
         gr.HTML(f"<header><h1>fastclip</h1><p>{escape(title)}</p></header>", elem_id="title")
         with gr.Tabs(elem_id="tabs"):
-            tabs = {"Find pictures": _pictures_tab, "Find captions": _captions_tab, "Classify": _classify_tab}
-            for name, fill in tabs.items():
-                with gr.Tab(name, id=name.split()[-1].lower()):
-                    fill(answers)
+            with gr.Tab("Find pictures", id="pictures"):
+                _pictures_tab(answers)
+            with gr.Tab("Find captions", id="captions"):
+                _captions_tab(answers)
+            with gr.Tab("Classify", id="classify"):
+                _classify_tab(answers)
     for block in page.blocks.values():
         _take_uploads_only(block, answers.uploads)
     page.queue(max_size=_QUEUE, api_open=False)

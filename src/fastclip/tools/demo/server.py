@@ -161,8 +161,11 @@ class Guard:
 
 
 def _with_policy(send: Callable) -> Callable:
-    added = [(b"content-security-policy", _POLICY.encode()), (b"referrer-policy", b"no-referrer")]
-    added.append((b"x-content-type-options", b"nosniff"))
+    added = [
+        (b"content-security-policy", _POLICY.encode()),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+    ]
 
     async def send_with_policy(message: dict) -> None:
         if message["type"] == "http.response.start":

@@ -108,8 +108,7 @@ def _windows(lasting: list[dict]) -> list[Window]:
     spans = _spans([event for event in named if event.get("cat") == "user_annotation"])
     if not len(spans):
         raise ValueError("The trace has no ProfilerStep# in it; was the profiler told where steps begin?")
-    starts = [*spans[:, 0].tolist(), int(spans[-1, 1])]
-    return list(pairwise(starts))
+    return list(pairwise([*spans[:, 0].tolist(), int(spans[-1, 1])]))
 
 
 def _times(window: Window, computed: Spans, communicated: Spans, waited: Spans, on_cpu: bool) -> StepTimes:
