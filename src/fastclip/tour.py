@@ -26,26 +26,19 @@ class Stop(NamedTuple):
 
     collection: str
     run: Path
-    searches: tuple[str, ...]
-    """Among the pictures that it was evaluated on, and not trained on."""
+    searches: tuple[str, ...]  # among the pictures that it was evaluated on, and not trained on
 
 
-EMOJI = Stop(
-    "emoji",
-    Path("runs/demo"),
-    ("police officer", "banana", "a smiling face", "woman firefighter", "person swimming"),
+_EMOJI = ("police officer", "banana", "a smiling face", "woman firefighter", "person swimming")
+_SCENES = (
+    "a small red square above a large blue circle",
+    "a large green triangle to the left of a small pink star",
+    "a small yellow cross below a large red heart",
+    "two blue diamonds",
+    "a green star",
 )
-SCENES = Stop(
-    "scenes",
-    Path("runs/demo-scenes"),
-    (
-        "a small red square above a large blue circle",
-        "a large green triangle to the left of a small pink star",
-        "a small yellow cross below a large red heart",
-        "two blue diamonds",
-        "a green star",
-    ),
-)
+EMOJI = Stop("emoji", Path("runs/demo"), _EMOJI)
+SCENES = Stop("scenes", Path("runs/demo-scenes"), _SCENES)
 EXAMPLES = 3  # searches that are printed; the sheet has them all
 INTERRUPTED = 130  # the exit code of a verb that Ctrl-C ended
 SHOWN = 7  # pictures of a search on the sheet
@@ -60,14 +53,12 @@ def main() -> int:
         from fastclip.distributed.interrupts import STOPPED_CLEANLY
 
         stop = get_pairs()
-        run = stop.run
-        for words in (
-            ("train", "--config", stop.collection, "--out", str(stop.run)),
-            ("eval", str(stop.run), "--tasks", f"data/{stop.collection}/tasks", *_suite(stop)),
-            ("export", str(stop.run), str(stop.run / "model")),  # again: its card now has the scores
-            ("report", str(stop.run), "--search", ";".join(stop.searches)),
-        ):
-            _must(*words)
+        run, pairs = stop.run, stop.collection
+        suite = ("--suite", pairs) if pairs in SUITES else ()
+        _must("train", "--config", pairs, "--out", str(run))
+        _must("eval", str(run), "--tasks", f"data/{pairs}/tasks", *suite)
+        _must("export", str(run), str(run / "model"))  # again: its card now has the scores
+        _must("report", str(run), "--search", ";".join(stop.searches))
         search(stop)
     except SystemExit as ended:
         if ended.code in (INTERRUPTED, STOPPED_CLEANLY):
@@ -113,14 +104,13 @@ def search(stop: Stop) -> None:
     index = Index.open(str(stop.run), evaluation_pairs(stop.run).paths)
     cells = []
     for number, text in enumerate(stop.searches):
-        found = index.by_text(text, SHOWN)
-        captions = [", ".join(index.pictures.pictures[match.number].captions) for match in found]
         cells.append((_words(text), ""))
-        for match, caption in zip(found, captions, strict=True):
-            cells.append((upright_rgb(index.pictures.image(match.number)), f"{match.score:.2f}\n{caption}"))
         if number < EXAMPLES:
             console.print(f"\n[bold]{text}[/bold]")
-            for match, caption in zip(found[:3], captions, strict=False):
+        for place, match in enumerate(index.by_text(text, SHOWN)):
+            caption = ", ".join(index.pictures.pictures[match.number].captions)
+            cells.append((upright_rgb(index.pictures.image(match.number)), f"{match.score:.2f}\n{caption}"))
+            if number < EXAMPLES and place < 3:
                 console.print(f"  {match.score:.2f}  {caption}", markup=False)
     draw_sheet(cells, stop.run / "searches.png", columns=SHOWN + 1)
 
@@ -128,21 +118,14 @@ def search(stop: Stop) -> None:
 def _words(text: str) -> Image.Image:
     """A square with the words of a search, to stand before what it found."""
     square = Image.new("RGB", (CELL, CELL), "white")
-    shown, middle = textwrap.fill(text, 14), (CELL / 2, CELL / 2)
-    ImageDraw.Draw(square).multiline_text(
-        middle, shown, "black", ImageFont.load_default(20), anchor="mm", align="center"
-    )
+    shown, middle, font = textwrap.fill(text, 14), (CELL / 2, CELL / 2), ImageFont.load_default(20)
+    ImageDraw.Draw(square).multiline_text(middle, shown, "black", font, anchor="mm", align="center")
     return square
-
-
-def _suite(stop: Stop) -> tuple[str, ...]:
-    return ("--suite", stop.collection) if stop.collection in SUITES else ()
 
 
 def _must(*words: str) -> None:
     """What cannot be done ends the tour."""
-    code = _run(*words)
-    if code:
+    if code := _run(*words):
         raise SystemExit(code)
 
 

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fastclip.tools.demo.cards import Card, draw_captions, draw_cards, draw_note
+from fastclip.tools.demo.cards import draw_captions, draw_card, draw_cards, draw_note
 from tests.tools.demo.collection import EVIL
 
 
@@ -23,7 +23,7 @@ class Reader(HTMLParser):
 
 
 def test_a_card_shows_picture_words_and_score():
-    seen = Reader(draw_cards([Card(b"webp", "a red heart", "17.png", 0.31449)]))
+    seen = Reader(draw_cards([draw_card(b"webp", "a red heart", "17.png", 0.31449)]))
     assert seen.tags == ["ol", "li", "figure", "img", "figcaption", "span", "span"]
     assert seen.words == ["a red heart", "0.314"]
     assert seen.attributes["li"] == {"title": "17.png"}
@@ -38,7 +38,7 @@ def test_markup_in_words_stays_words(draw):
 
 
 def test_markup_in_captions_and_names_stays_words():
-    html = draw_cards([Card(b"", EVIL, f'"{EVIL}', 0.5)])
+    html = draw_cards([draw_card(b"", EVIL, f'"{EVIL}', 0.5)])
     seen = Reader(html)
     assert seen.tags.count("img") == 1
     assert seen.attributes["img"]["alt"] == seen.words[0] == EVIL

@@ -48,10 +48,10 @@ def test_what_training_refuses_is_left_out_where_another_algorithm_takes_it(opti
     """Compared with what `fastclip train` says of each algorithm alone."""
     taken = next(name for name in ALGORITHMS if not is_refused(name, option))
     for algorithm in ALGORITHMS.keys() - {taken}:
-        found = configs_for([algorithm, taken], config(**{option: OPTIONS[option]}))
-        assert [one.algorithm for one in found.resolved] == [algorithm, taken]
+        resolved, left_out = configs_for([algorithm, taken], config(**{option: OPTIONS[option]}))
+        assert [one.algorithm for one in resolved] == [algorithm, taken]
         refused = is_refused(algorithm, option)
-        assert found.left_out == [f"loss.{option}: no effect with {algorithm}, left out there."] * refused
+        assert left_out == [f"loss.{option}: no effect with {algorithm}, left out there."] * refused
 
 
 def test_what_has_no_effect_at_all_is_refused():

@@ -44,9 +44,7 @@ def tiny(tmp_path):
 
 def counted(config, workers=1, local_batch=8, pairs=PAIRS, activations=None):
     size = model_size(towers_on_meta(config))
-    return memory(
-        config, size, workers=workers, local_batch=local_batch, pairs=pairs, activations=activations
-    )
+    return memory(config, size, workers, local_batch, pairs, activations)
 
 
 def nbytes(tensors):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastclip.data.images import BadImage, thumbnail
-from fastclip.tools.demo.cards import Card, draw_captions, draw_cards
+from fastclip.tools.demo.cards import draw_captions, draw_card, draw_cards
 from fastclip.tools.demo.limits import check_labels, check_query, check_top, open_upload
 from fastclip.tools.search.index import Index, Match
 
@@ -49,12 +49,12 @@ class Answers:
     def _draw(self, matches: list[Match]) -> str:
         return draw_cards(card for match in matches if (card := self._card(match)) is not None)
 
-    def _card(self, match: Match) -> Card | None:
+    def _card(self, match: Match) -> str | None:
         """None if the file was taken away, or damaged, since the index was made."""
         name = Path(match.name).name
         captions = self.index.pictures.pictures[match.number].captions
         try:
-            thumbnail = self._thumbnail(match.number)
+            picture = self._thumbnail(match.number)
         except (OSError, BadImage):
             return None
-        return Card(thumbnail, captions[0] if captions else name, name, match.score)
+        return draw_card(picture, captions[0] if captions else name, name, match.score)

@@ -5,40 +5,29 @@ from __future__ import annotations
 import html
 from base64 import b64encode
 from collections.abc import Iterable
-from typing import NamedTuple
 
 
-class Card(NamedTuple):
-    """A picture that was found."""
-
-    thumbnail: bytes
-    """WebP; it travels within the page, so no file of the machine has an address."""
-    words: str
-    """Its first caption, or its name."""
-    name: str
-    score: float
+def draw_cards(cards: Iterable[str]) -> str:
+    """Of `draw_card`."""
+    return f'<ol class="cards">{"".join(cards)}</ol>'
 
 
-def draw_cards(cards: Iterable[Card]) -> str:
-    return f'<ol class="cards">{"".join(map(_card, cards))}</ol>'
-
-
-def _card(card: Card) -> str:
-    source = f"data:image/webp;base64,{b64encode(card.thumbnail).decode()}"
-    words = escape(card.words)
+def draw_card(thumbnail: bytes, words: str, name: str, score: float) -> str:
+    """A picture (WebP) travels within the page, so no file of the machine has an address."""
+    source = f"data:image/webp;base64,{b64encode(thumbnail).decode()}"
     return (
-        f'<li title="{escape(card.name)}"><figure><img src="{source}" alt="{words}">'
-        f'<figcaption><span class="words">{words}</span><span class="score">{card.score:.3f}</span>'
-        "</figcaption></figure></li>"
+        f'<li title="{escape(name)}"><figure><img src="{source}" alt="{escape(words)}">'
+        f"<figcaption>{_scored(words, score)}</figcaption></figure></li>"
     )
 
 
 def draw_captions(captions: Iterable[tuple[str, float]]) -> str:
-    rows = (
-        f'<li><span class="words">{escape(text)}</span><span class="score">{score:.3f}</span></li>'
-        for text, score in captions
-    )
+    rows = (f"<li>{_scored(text, score)}</li>" for text, score in captions)
     return f'<ol class="captions">{"".join(rows)}</ol>'
+
+
+def _scored(words: str, score: float) -> str:
+    return f'<span class="words">{escape(words)}</span><span class="score">{score:.3f}</span>'
 
 
 def draw_note(words: str, wrong: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +13,6 @@ from fastclip.terminal import progress
 
 if TYPE_CHECKING:
     from fastclip.run.folder import EvaluationPairs
-    from fastclip.tools.search.index import Index
 
 
 def demo(
@@ -45,9 +45,8 @@ def demo(
         workers: processes that decode images.
     """
     if find_spec("gradio") is None:
-        raise RuntimeError(
-            "The page is made with gradio, which is not installed: pip install 'fastclip[demo]'."
-        )
+        install = "pip install 'fastclip[demo]'"
+        raise RuntimeError(f"The page is made with gradio, which is not installed: {install}.")
     from fastclip.run.folder import EvaluationPairs
 
     where = EvaluationPairs([images]) if images else _pairs_of_run(model)
@@ -57,19 +56,23 @@ def demo(
         number = listening.getsockname()[1]
         if number != port:
             print(f"Port {port} is taken; the page takes {number}.")
-        index = _open_index(model, where, pretrained, checkpoint, workers)
+        from fastclip.tools.search.index import Index  # takes seconds: after the port
+
+        with progress("encoding pictures", "images") as update:
+            index = Index.open(model, where.paths, pretrained, checkpoint, workers, update, where.columns)
+        counts = f"{len(index.features.kept_b):,} pictures", f"{len(index.captions):,} captions"
+        print(" with ".join(counts), flush=True)
+        with progress("encoding captions", "captions") as update:
+            index.caption_features(update)
         if not is_loopback(host):
-            print(
-                "Everyone who reaches this machine can use the page. --host 127.0.0.1 keeps it to yourself."
-            )
-
-        def ready() -> None:
-            print(f"The page is at {_address(host, number)} (Ctrl-C ends it)", flush=True)
-
+            alone = "--host 127.0.0.1 keeps it to yourself."
+            print(f"Everyone who reaches this machine can use the page. {alone}")
+        ready = partial(print, f"The page is at {_address(host, number)} (Ctrl-C ends it)", flush=True)
         with suppress(KeyboardInterrupt), sigterm_as_ctrl_c(), temporary_folder() as folder:
             from fastclip.tools.demo.page import build_app  # gradio reads its settings when it is imported
 
-            serve(build_app(index, _title(model, index), folder, host), listening, ready)
+            title = " · ".join([Path(model).expanduser().resolve().name, *counts])
+            serve(build_app(index, title, folder, host), listening, ready)
     print("\nThe page is closed.")
 
 
@@ -89,28 +92,6 @@ def _pairs_of_run(model: str) -> EvaluationPairs:
     except (OSError, ValueError) as error:
         raise ValueError(f"The run was evaluated on other pictures: {error} Or give --images.") from error
     return pairs
-
-
-def _open_index(
-    model: str,
-    where: EvaluationPairs,
-    pretrained: str | None,
-    checkpoint: Literal["last", "best"],
-    workers: int,
-) -> Index:
-    from fastclip.tools.search.index import Index
-
-    with progress("encoding pictures", "images") as update:
-        index = Index.open(model, where.paths, pretrained, checkpoint, workers, update, where.columns)
-    print(f"{len(index.features.kept_b):,} pictures with {len(index.captions):,} captions", flush=True)
-    with progress("encoding captions", "captions") as update:
-        index.caption_features(update)
-    return index
-
-
-def _title(model: str, index: Index) -> str:
-    name = Path(model).expanduser().resolve().name
-    return f"{name} · {len(index.features.kept_b):,} pictures · {len(index.captions):,} captions"
 
 
 def _address(host: str, port: int) -> str:

@@ -26,24 +26,11 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 def build_app(index: Index, title: str, folder: Path, host: str) -> Guard:
     """The page behind the guard, as an ASGI application; files go into `folder`, of temporary_folder()."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    here = Path(__file__).parent
-    gr.mount_gradio_app(
-        app,
-        build_page(Answers(index, folder), title),
-        path="/",
-        server_name=host,
-        footer_links=[],
-        run_history=False,
-        show_error=False,
-        max_file_size=MAX_BYTES,
-        ssr_mode=False,
-        mcp_server=False,
-        pwa=False,
-        enable_monitoring=False,
-        theme=_theme(),
-        css=(here / "page.css").read_text(encoding="utf-8"),
-        js=(here / "page.js").read_text(encoding="utf-8"),
-    )
+    page = build_page(Answers(index, folder), title)
+    css, js = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    off = ("run_history", "show_error", "ssr_mode", "mcp_server", "pwa", "enable_monitoring")
+    options: dict[str, Any] = dict.fromkeys(off, False) | {"footer_links": [], "max_file_size": MAX_BYTES}
+    gr.mount_gradio_app(app, page, "/", server_name=host, theme=_theme(), css=css, js=js, **options)
     return Guard(app, folder, host)
 
 
@@ -113,9 +100,8 @@ def _pictures_tab(answers: Answers) -> None:
         buttons = [gr.Button(text, size="sm", elem_classes="example", scale=0) for text in examples]
     with gr.Row(elem_classes="above"):
         note = gr.HTML(draw_note("Press / to type, Enter to search."), elem_id="found-note")
-        top = gr.Radio(
-            list(_TOPS), value=_TOPS[0], show_label=False, container=False, elem_id="top", elem_classes="top"
-        )
+        plain: dict[str, Any] = {"show_label": False, "container": False}
+        top = gr.Radio(list(_TOPS), value=_TOPS[0], elem_id="top", elem_classes="top", **plain)
     found = gr.HTML(elem_id="found", elem_classes="results")
 
     def ask(text: str, top: int) -> tuple[str, Any]:
@@ -151,10 +137,9 @@ def _captions_tab(answers: Answers) -> None:
             captions, pictures = answers.captions_and_pictures(upload, _TOPS[0])
         except Refused as refusal:
             return draw_note(str(refusal), wrong=True), "", "", ""
-        words = (
-            "Captions that fit best, with their cosines" if captions else "These pictures have no captions."
-        )
-        return draw_note(words), captions, draw_note("Pictures most like it"), pictures
+        fit = "Captions that fit best, with their cosines"
+        note = draw_note(fit if captions else "These pictures have no captions.")
+        return note, captions, draw_note("Pictures most like it"), pictures
 
     _on(picture.change, ask, [picture], [note, captions, like_note, like], preprocess=False)
 
@@ -173,18 +158,16 @@ def _classify_tab(answers: Answers) -> None:
             )
             button = gr.Button("Classify", variant="primary", elem_id="classify")
             note = gr.HTML(draw_note("Each label's probability comes here."), elem_id="classify-note")
-            bars = gr.Label(
-                show_label=False, show_heading=False, container=False, elem_id="bars", visible=False
-            )
+            off: dict[str, Any] = dict.fromkeys(("show_label", "show_heading", "container", "visible"), False)
+            bars = gr.Label(elem_id="bars", **off)
 
     def ask(upload: Any, labels: str) -> tuple[str, Any]:
         try:
             found = answers.probabilities(upload, labels)
         except Refused as refusal:
             return draw_note(str(refusal), wrong=True), gr.skip()
-        return draw_note("Probabilities of the labels, at the model's own temperature"), gr.Label(
-            found, visible=True
-        )
+        note = draw_note("Probabilities of the labels, at the model's own temperature")
+        return note, gr.Label(found, visible=True)
 
     for event in (picture.upload, labels.submit, button.click):
         _on(event, ask, [picture, labels], [note, bars], preprocess=False)
@@ -208,13 +191,5 @@ def _on(event: Callable, ask: Callable, inputs: list, outputs: list, preprocess:
 
     Without `preprocess` the picture comes as it was uploaded; gradio would decode it before it is checked.
     """
-    event(
-        ask,
-        inputs=inputs,
-        outputs=outputs,
-        preprocess=preprocess,
-        concurrency_limit=1,
-        concurrency_id="model",
-        show_progress="hidden",
-        api_visibility="private",
-    )
+    quiet = {"show_progress": "hidden", "api_visibility": "private"}
+    event(ask, inputs, outputs, preprocess=preprocess, concurrency_limit=1, concurrency_id="model", **quiet)

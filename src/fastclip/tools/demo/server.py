@@ -22,18 +22,10 @@ from fastclip.tools.demo.limits import MAX_BYTES
 _MORE_PORTS = 20  # tried after the first
 _SLACK = 2**20  # bytes of a request beside the uploaded file
 _CLOSING = 2  # seconds that an open browser has to let go
-_FILE = "/gradio_api/file="
+_API = "/gradio_api/"
 _PAGE = ("/assets/", "/static/", "/svelte/")
 _PAGE_FILES = ("/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt")
-_CALLS = (
-    "/gradio_api/startup-events",
-    "/gradio_api/queue/join",
-    "/gradio_api/queue/data",
-    "/gradio_api/heartbeat/",
-    "/gradio_api/upload",
-    "/gradio_api/cancel",
-    "/gradio_api/reset",
-)
+_CALLS = ("startup-events", "queue/join", "queue/data", "heartbeat/", "upload", "cancel", "reset")
 _POLICY = (  # the browser itself keeps the page from any other address
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
@@ -114,11 +106,7 @@ def serve(app: Guard, listening: socket.socket, ready: Callable[[], None]) -> No
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
     """Both then unwind the stack, so that the temporary folder goes."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
@@ -135,14 +123,12 @@ class Guard:
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         if scope["type"] != "http":
-            return
+            return None
         refusal = self.refusal(scope)
         if refusal is None:
-            await self.app(scope, receive, _with_policy(send))
-            return
+            return await self.app(scope, receive, _with_policy(send))
         status, words = refusal
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -168,10 +154,10 @@ class Guard:
         return None
 
     def _is_known(self, path: str) -> bool:
-        if path.startswith(_FILE):
-            file = Path(path.removeprefix(_FILE))
+        if path.startswith(f"{_API}file="):
+            file = Path(path.removeprefix(f"{_API}file="))
             return file.is_absolute() and file.resolve().is_relative_to(self.folder)
-        return path in _PAGE_FILES or path.startswith((*_PAGE, *_CALLS))
+        return path in _PAGE_FILES or path.startswith((*_PAGE, *(_API + call for call in _CALLS)))
 
 
 def _with_policy(send: Callable) -> Callable:

@@ -91,9 +91,8 @@ def _exchange(plan: Plan) -> Iterator[str]:
     limit = f"the model's error of such ratios, {100 * error:.1f} %"
     verdict = f"That is within {limit}: for the time of this job FastCLIP's exchange does not matter."
     if matters:
-        verdict = (
-            f"From {_nodes(min(matters))} on it is more than {limit}: there FastCLIP's exchange matters."
-        )
+        first = _nodes(min(matters))
+        verdict = f"From {first} on it is more than {limit}: there FastCLIP's exchange matters."
     yield f"At {_nodes(ours.nodes)} this saves {ms:.1f} ms, {100 * share:.1f} % of OpenCLIP's step. {verdict}"
 
 
@@ -145,10 +144,8 @@ def _doubts(plan: Plan) -> Iterator[str]:
             "becomes no slower to one that slows down in a line."
         )
     if job.gpus_per_node != GPUS_PER_NODE:
-        yield (
-            f"All measured nodes had {GPUS_PER_NODE} GPUs: with {job.gpus_per_node} the range may be "
-            "too narrow."
-        )
+        doubt = f"with {job.gpus_per_node} the range may be too narrow"
+        yield f"All measured nodes had {GPUS_PER_NODE} GPUs: {doubt}."
     seen, unseen, ratio, equal = (
         f"{100 * size.mean:.1f} % (at most {100 * size.largest:.1f} %)"
         for size in (ERRORS.step_seen, ERRORS.step_unseen, ERRORS.ratio_unseen, ERRORS.ratio_one)

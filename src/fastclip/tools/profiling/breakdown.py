@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import NamedTuple
 
 from rich.table import Table
 
@@ -34,10 +33,8 @@ class WorkerProfile:
 
     rank: int
     steps: list[StepTimes]
-    sent: dict[str, float]
-    """Bytes a step by kind of collective."""
-    peak_memory: int | None
-    """Bytes, of what `memory` says; None where the system does not tell."""
+    sent: dict[str, float]  # bytes a step by kind of collective
+    peak_memory: int | None  # bytes, of what `memory` says; None where the system does not tell
     memory: str
 
     def mean(self, part: str) -> float:
@@ -54,8 +51,7 @@ class AlgorithmProfile:
     """One algorithm at one number of workers."""
 
     algorithm: str
-    batch: int
-    """Pairs a step over all workers."""
+    batch: int  # pairs a step over all workers
     workers: list[WorkerProfile]
 
     @classmethod
@@ -90,21 +86,13 @@ class AlgorithmProfile:
         return sorted(self.workers, key=lambda w: w.mean("total") - w.mean("pure_communication"))
 
 
-class Row(NamedTuple):
-    """A line of the table: a cell for each of `columns`."""
-
-    category: str
-    algorithm: str
-    cells: list[str]
-
-
 def columns(profiles: list[AlgorithmProfile]) -> list[tuple[int, str]]:
     """Numbers of workers, each with `median` and, for several workers, `slowest`."""
     return [(size, who) for size in sizes(profiles) for who in ("median", "slowest")[: min(size, 2)]]
 
 
-def rows(profiles: list[AlgorithmProfile]) -> Iterator[Row]:
-    """All lines, those of one category together."""
+def rows(profiles: list[AlgorithmProfile]) -> Iterator[tuple[str, str, list[str]]]:
+    """Category, algorithm, and a cell for each of `columns`; the lines of one category together."""
     by_place = {(profile.algorithm, profile.size): profile for profile in profiles}
     kinds = sorted({kind for profile in profiles for worker in profile.workers for kind in worker.sent})
     sent = [f"{_SENT}{kind}" for kind in kinds]
@@ -113,7 +101,7 @@ def rows(profiles: list[AlgorithmProfile]) -> Iterator[Row]:
             found = [(by_place.get((algorithm, size)), who) for size, who in columns(profiles)]
             cells = [_cells(p, who, profiles).get(category, "") if p else "" for p, who in found]
             if any(cells):
-                yield Row(category, algorithm, cells)
+                yield category, algorithm, cells
 
 
 def _cells(profile: AlgorithmProfile, who: str, profiles: list[AlgorithmProfile]) -> dict[str, str]:
@@ -143,9 +131,9 @@ def as_table(profiles: list[AlgorithmProfile]) -> Table:
         heading = "1 worker" if size == 1 else f"{size} workers, median" if who == "median" else who
         table.add_column(heading, justify="right")
     last = ""
-    for row in rows(profiles):
-        table.add_row("" if row.category == last else row.category, row.algorithm, *row.cells)
-        last = row.category
+    for category, algorithm, cells in rows(profiles):
+        table.add_row("" if category == last else category, algorithm, *cells)
+        last = category
     return table
 
 

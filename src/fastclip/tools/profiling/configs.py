@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from fastclip.config.options import LossOptions, TrainConfig
 from fastclip.config.resolved import Resolved, resolve
 from fastclip.objective.algorithms import Algorithm, find_algorithm, useless_options
 
 
-class Configs(NamedTuple):
-    """One for each algorithm, resolved, and what was left out of them."""
-
-    resolved: list[Resolved]
-    left_out: list[str]
-    """Sentences."""
-
-
-def configs_for(algorithms: list[str], config: TrainConfig) -> Configs:
+def configs_for(algorithms: list[str], config: TrainConfig) -> tuple[list[Resolved], list[str]]:
     """All alike, but for the algorithm and the options of the loss that have no effect with it.
 
-    An option that has no effect with any of them is refused, as `fastclip train` does.
+    The sentences say what was left out. An option that has no effect with any of them is refused, as
+    `fastclip train` does.
     """
     rows = [find_algorithm(name) for name in dict.fromkeys(algorithms)]
     given = [name for name, value in vars(config.loss).items() if value is not None]
@@ -37,7 +29,7 @@ def configs_for(algorithms: list[str], config: TrainConfig) -> Configs:
         for name, options in useless.items()
         if options
     ]
-    return Configs(resolved, left_out)
+    return resolved, left_out
 
 
 def _has_effect(option: str, loss: LossOptions, row: Algorithm) -> bool:

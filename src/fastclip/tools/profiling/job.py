@@ -20,14 +20,10 @@ class Setting(NamedTuple):
     """One of the paper's settings (Table settings), under the name of our recipe for it."""
 
     model: str
-    weights: int
-    """How many numbers the model learns, of open_clip's model of this name."""
-    features: int
-    """The length of a feature vector."""
-    local_batch: int
-    """Pairs a GPU, at any number of nodes."""
-    pairs: int
-    """In the data set."""
+    weights: int  # how many numbers the model learns, of open_clip's model of this name
+    features: int  # the length of a feature vector
+    local_batch: int  # pairs a GPU, at any number of nodes
+    pairs: int  # in the data set
 
 
 SETTINGS = {
@@ -51,8 +47,7 @@ class Computation(NamedTuple):
     """ms of a step at a local batch."""
 
     computation: float
-    others: float
-    """Neither computation nor communication."""
+    others: float  # neither computation nor communication
     local_batch: int
     source: str
 
@@ -66,17 +61,13 @@ class Computation(NamedTuple):
 class Job:
     """What is asked."""
 
-    configs: list[Resolved]
-    """One for each algorithm, all else the same."""
+    configs: list[Resolved]  # one for each algorithm, all else the same
     nodes: list[int]
     gpus_per_node: int
     network: str
-    batch_per_gpu: int | None
-    """Pairs a GPU at any number of nodes; None divides `batch.size` among them."""
-    pairs: int | None
-    """In the data set, if known."""
-    computation: dict[str, Computation]
-    """Of each algorithm; empty if nobody knows."""
+    batch_per_gpu: int | None  # pairs a GPU at any number of nodes; None divides `batch.size` among them
+    pairs: int | None  # in the data set, if known
+    computation: dict[str, Computation]  # of each algorithm; empty if nobody knows
 
     def local_batch(self, nodes: int) -> int:
         """Pairs a GPU; the batch must be divisible."""

@@ -37,20 +37,14 @@ class Range(NamedTuple):
 class Memory(NamedTuple):
     """Bytes on one worker's device in a training step."""
 
-    weights: int
-    """With the towers' buffers, and τ."""
+    weights: int  # with the towers' buffers, and τ
     gradients: int
     optimizer: int
-    batch: int
-    """Images and tokens."""
-    features: int
-    """Local and gathered, and their gradients."""
-    loss: int
-    """Similarities, tile by tile; logits of open_clip's losses (an estimate)."""
-    state: int | None
-    """This worker's part of the samples' state; None if the number of pairs is not known."""
-    activations: Range | None
-    """An estimate of what the towers keep for the backward pass, with autocast's copies of the weights."""
+    batch: int  # images and tokens
+    features: int  # local and gathered, and their gradients
+    loss: int  # similarities, tile by tile; logits of open_clip's losses (an estimate)
+    state: int | None  # this worker's part of the samples' state; None if the number of pairs is not known
+    activations: Range | None  # what the towers keep for the backward pass, with autocast's copies of weights
 
     @property
     def counted(self) -> int:
@@ -61,15 +55,11 @@ class Memory(NamedTuple):
 class ModelSize(NamedTuple):
     """What a plan has to know of a model."""
 
-    weights: int
-    """Bytes of all parameters."""
-    buffers: int
-    """Bytes."""
-    trained: int
-    """Bytes of the parameters that have gradients."""
+    weights: int  # bytes of all parameters
+    buffers: int  # bytes
+    trained: int  # bytes of the parameters that have gradients
     trained_tensors: int
-    embeddings: int
-    """Bytes of the tables of tokens, which autocast does not copy."""
+    embeddings: int  # bytes of the tables of tokens, which autocast does not copy
     features: int
     image_size: int
     context_length: int
@@ -86,8 +76,9 @@ def towers_on_meta(config: Resolved) -> TwoTowers:
         with torch.device("meta"):
             clip = open_clip.create_model(name, **start)
     except Exception as error:  # each tower's library has its own
-        told = f"model.name={config.model.name!r} cannot be built without weights: {error}"
-        raise ValueError(told) from error
+        raise ValueError(
+            f"model.name={config.model.name!r} cannot be built without weights: {error}"
+        ) from error
     finally:
         logging.disable(shown)
     # SyncBatchNorm has the same tensors as BatchNorm
@@ -160,17 +151,11 @@ def _fused_attention() -> Iterator[None]:
 
 
 def memory(
-    config: Resolved,
-    size: ModelSize,
-    *,
-    workers: int,
-    local_batch: int,
-    pairs: int | None,
-    activations: Range | None,
+    config: Resolved, size: ModelSize, workers: int, local_batch: int, pairs: int | None, a_pair: Range | None
 ) -> Memory:
     """What one worker needs; the first, which has the largest part of the samples' state.
 
-    Of a resolved config. `pairs` of the data and `activations`, of `activation_bytes`, are None if unknown.
+    `pairs` of the data, and the activations of `a_pair` (by `activation_bytes`), are None if unknown.
     """
     row, dtype = config.loss.algorithm, dtype_of(config)
     own_tau = not row.peer and row.temperature != "individual"  # one τ, in the loss
@@ -185,7 +170,7 @@ def memory(
         features=_feature_bytes(config, workers, local_batch, size.features),
         loss=_loss_bytes(config, workers, local_batch, size.features),
         state=state_bytes(config, pairs, workers),
-        activations=_activations(config, size, local_batch, activations),
+        activations=_activations(config, size, local_batch, a_pair),
     )
 
 
@@ -230,11 +215,10 @@ def _optimizer_bytes(config: Resolved, trained: int, tensors: int) -> int:
 def _feature_bytes(config: Resolved, K: int, b: int, d: int) -> int:
     """Of both towers: local, gathered, gradients."""
     size, local, everyone = dtype_of(config).itemsize, 2 * b * d, 2 * K * b * d
-    if (
-        config.loss.algorithm.peer == "ClipLoss"
-    ):  # gathered in pieces, put together; and the gradients of all of them
+    peer = config.loss.algorithm.peer
+    if peer == "ClipLoss":  # gathered in pieces, put together; and the gradients of all of them
         return size * (2 * local + (3 * everyone if K > 1 else 0))
-    if config.loss.algorithm.peer == "SigLipLoss":  # other workers' texts, kept for the backward pass
+    if peer == "SigLipLoss":  # other workers' texts, kept for the backward pass
         return size * (2 * local + (everyone - local) // 2)
     wire = config.loss.wire_dtype
     sent = getattr(torch, wire).itemsize if wire else size
@@ -245,14 +229,10 @@ def _feature_bytes(config: Resolved, K: int, b: int, d: int) -> int:
 
 
 def _loss_bytes(config: Resolved, K: int, b: int, d: int) -> int:
-    B, dtype = K * b, dtype_of(config)
-    if (
-        config.loss.algorithm.peer == "SigLipLoss"
-    ):  # of each worker's texts: labels, and logits with their signs
+    B, dtype, peer = K * b, dtype_of(config), config.loss.algorithm.peer
+    if peer == "SigLipLoss":  # of each worker's texts: labels, and logits with their signs
         return b * B * 2 * dtype.itemsize
-    if (
-        config.loss.algorithm.peer == "ClipLoss"
-    ):  # logits of both sides, and their log-softmax in full precision
+    if peer == "ClipLoss":  # logits of both sides, and their log-softmax in full precision
         half = config.precision in ("bfloat16", "float16")
         return 2 * b * B * ((2 if half else dtype.itemsize) + dtype.itemsize)
     local, everyone = (torch.empty(rows, d, dtype=dtype, device="meta") for rows in (b, B))

@@ -28,20 +28,16 @@ from fastclip.tools.profiling.traffic import Traffic
 GPUS_PER_NODE = 4  # in all of the paper's tables
 MOST_NODES = 8  # in any of them: what is said of more is a guess
 
-Beyond = Literal["no slower", "as before", "in a line"]
-"""How the pace continues beyond MOST_NODES."""
+Beyond = Literal["no slower", "as before", "in a line"]  # how the pace continues beyond MOST_NODES
 
 
 class Network(NamedTuple):
     """How fast bytes travel: ms for a megabyte (10⁶ bytes) of what one worker sends."""
 
     name: str
-    pace: float
-    """Between two nodes."""
-    growth: float
-    """What each doubling of the nodes adds."""
-    inside: float
-    """Between the workers of one node."""
+    pace: float  # between two nodes
+    growth: float  # what each doubling of the nodes adds
+    inside: float  # between the workers of one node
 
     def ms_per_megabyte(self, nodes: int, beyond: Beyond = "as before") -> float:
         if nodes == 1:
@@ -62,10 +58,8 @@ class Network(NamedTuple):
 class Hiding(NamedTuple):
     """How much of the communication hides behind computation."""
 
-    of_computation: float
-    """φ: the share of the computation behind which anything can hide."""
-    of_weights: float
-    """ψ: the share that can hide of the weights' communication without the last bucket."""
+    of_computation: float  # φ: the share of the computation behind which anything can hide
+    of_weights: float  # ψ: the share that can hide of the weights' communication without the last bucket
 
     def share(self, buckets: int) -> float:
         """Of all of the weights' communication: what can hide of it."""
@@ -83,13 +77,10 @@ class ModelErrors(NamedTuple):
     """How wrong the model is on the paper's cells with more than one node."""
 
     step_seen: ErrorSize
-    step_unseen: ErrorSize
-    """On tables left out of the fit."""
-    ratio_seen: ErrorSize
-    """Of the step of FastCLIP-v3 over that of OpenCLIP."""
+    step_unseen: ErrorSize  # on tables left out of the fit
+    ratio_seen: ErrorSize  # of the step of FastCLIP-v3 over that of OpenCLIP
     ratio_unseen: ErrorSize
-    ratio_one: ErrorSize
-    """Of taking both algorithms to be equally fast."""
+    ratio_one: ErrorSize  # of taking both algorithms to be equally fast
 
 
 # The fit: `python -m benchmarks.plan_fit` prints these, and a test compares them.
@@ -107,8 +98,7 @@ ERRORS = ModelErrors(
     ratio_one=ErrorSize(0.012380351901850972, 0.06186131886797619),
 )
 
-ETHERNET = {"10gbe": 10e9, "25gbe": 25e9, "100gbe": 100e9}
-"""Line rates in bits a second; for one line a node."""
+ETHERNET = {"10gbe": 10e9, "25gbe": 25e9, "100gbe": 100e9}  # line rates in bits a second; for one line a node
 MEASURED = {
     "ib": "the paper's InfiniBand cluster",
     "slingshot-1": "the paper's first Slingshot cluster",
@@ -121,11 +111,9 @@ class StepTime(NamedTuple):
     """Where the time of a step goes, in ms."""
 
     computation: float
-    others: float
-    """Neither computation nor communication: the host's own work, waiting for data."""
+    others: float  # neither computation nor communication: the host's own work, waiting for data
     communication: float
-    hidden: float
-    """Communication while something is computed."""
+    hidden: float  # communication while something is computed
 
     @property
     def pure(self) -> float:
@@ -172,17 +160,14 @@ class Bounds(NamedTuple):
 
 def check_network(name: str | None) -> str:
     """The name; ValueError if it is missing or not known."""
-    if name is None:
-        raise ValueError(f"--network is missing. Choose one of: {', '.join(NETWORKS)}.")
-    if name not in NETWORKS:
-        hint = did_you_mean(name.lower(), NETWORKS)
-        raise ValueError(f"--network {name} is unknown.{hint} Choose one of: {', '.join(NETWORKS)}.")
+    if name is None or name not in NETWORKS:
+        problem = f"{name} is unknown.{did_you_mean(name.lower(), NETWORKS)}" if name else "is missing."
+        raise ValueError(f"--network {problem} Choose one of: {', '.join(NETWORKS)}.")
     return name
 
 
 def bounds(name: str) -> Bounds:
     """What is known of a network of this name."""
-    check_network(name)
     if cluster := CLUSTERS.get(name):
         return Bounds(cluster, cluster, cluster)
     hosts = sorted(CLUSTERS.values(), key=lambda cluster: cluster.pace)

@@ -31,10 +31,7 @@ _STEP = [  # bottom to top
     Part("pure_communication", "pure communication", PAPER.lines[1], "///"),
     Part("computation", "computation", PAPER.lines[0], ""),
 ]
-_COMMUNICATION = [
-    Part("pure_communication", "pure communication", PAPER.lines[1], "///"),
-    Part("overlap", "overlap with computation", PAPER.lines[4], "..."),
-]
+_COMMUNICATION = [_STEP[1], Part("overlap", "overlap with computation", PAPER.lines[4], "...")]
 
 
 def draw(profiles: list[AlgorithmProfile]) -> bytes:

@@ -21,12 +21,13 @@ from fastclip.tools.profiling.traffic import Traffic, step_traffic
 
 
 class Time(NamedTuple):
-    """A step, and what it means for the job."""
+    """A step, its range in ms, and what it means for the job."""
 
-    prediction: Prediction
+    step: StepTime
+    low: float
+    high: float
     pairs_per_second: float
-    speed_up: float
-    """Pairs a second over those of one node."""
+    speed_up: float  # pairs a second over those of one node
 
 
 class Row(NamedTuple):
@@ -38,8 +39,7 @@ class Row(NamedTuple):
     local_batch: int
     memory: Memory
     traffic: Traffic
-    time: Time | None
-    """None if nobody knows how long a step computes."""
+    time: Time | None  # None if nobody knows how long a step computes
 
     @property
     def batch(self) -> int:
@@ -48,15 +48,14 @@ class Row(NamedTuple):
     @property
     def step(self) -> StepTime:
         assert self.time is not None  # a job knows the computation of all its algorithms, or of none
-        return self.time.prediction.step
+        return self.time.step
 
 
 class Plan(NamedTuple):
     """The answer."""
 
     job: Job
-    size: ModelSize
-    """Of the model under the first algorithm."""
+    size: ModelSize  # of the model under the first algorithm
     network: Bounds
     rows: list[Row]
 
@@ -77,8 +76,7 @@ def make_plan(job: Job) -> Plan:
             size = model_size(towers)
             for nodes in job.nodes:
                 workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
-                place = {"workers": workers, "local_batch": local_batch}
-                held = memory(config, size, **place, pairs=job.pairs, activations=activations)
+                held = memory(config, size, workers, local_batch, job.pairs, activations)
                 sent = traffic_of(config, size, workers, local_batch)
                 time = _time(job, config, size, network, nodes)
                 rows.append(Row(config.algorithm, nodes, workers, local_batch, held, sent, time))
@@ -91,15 +89,11 @@ def traffic_of(
     config: Resolved, size: ModelSize, workers: int, local_batch: int, algorithm: str | None = None
 ) -> Traffic:
     """What each worker of a run sends in a step, or would send under another algorithm."""
-    return step_traffic(
-        algorithm or config.algorithm,
-        workers=workers,
-        local_batch=local_batch,
-        features=size.features,
-        trained_bytes=size.trained,
-        value_bytes=dtype_of(config).itemsize,
-        wire_bytes=2 if config.loss.wire_dtype else None,  # float16 or bfloat16
-    )
+    place = {"workers": workers, "local_batch": local_batch}
+    model = {"features": size.features, "trained_bytes": size.trained}
+    wire = 2 if config.loss.wire_dtype else None  # float16 or bfloat16
+    value = dtype_of(config).itemsize
+    return step_traffic(algorithm or config.algorithm, **place, **model, value_bytes=value, wire_bytes=wire)
 
 
 def _time(job: Job, config: Resolved, size: ModelSize, network: Bounds, nodes: int) -> Time | None:
@@ -114,4 +108,4 @@ def _time(job: Job, config: Resolved, size: ModelSize, network: Bounds, nodes: i
         return prediction, workers * local_batch / prediction.step.total * 1000
 
     (prediction, rate), (_, alone) = predicted(nodes), predicted(1)
-    return Time(prediction, rate, rate / alone)
+    return Time(*prediction, rate, rate / alone)

@@ -8,6 +8,8 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastclip.config.parse import parse
+from fastclip.tools.profiling.configs import configs_for
 from fastclip.tools.profiling.job import SETTINGS, Computation, Job, from_paper, from_profile, stated
 from fastclip.tools.profiling.network import CLUSTERS, ERRORS, HIDING, NETWORKS, check_network
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fastclip.config.resolved import Resolved
-    from fastclip.tools.profiling.configs import Configs
     from fastclip.tools.profiling.plan import Plan, Row
 
 
@@ -74,21 +75,21 @@ def plan(
             raise ValueError(f"--{name} {value} must be at least 1; try --{name} {example}.")
     if compute_ms is not None and profile is not None:
         raise ValueError("--compute-ms and --profile say the same thing in two ways: give one of them.")
-    configs = _configs(
-        config, train_options, algorithm
-    )  # before torch is imported: a mistake is told at once
-    job = Job(configs.resolved, counts, gpus_per_node, network, batch_per_gpu, None, {})
+    # before torch is imported: errors surface immediately
+    parsed = parse([*(f"--config={name}" for name in config), *train_options], prog="fastclip plan")
+    algorithms = algorithm.split(",") if algorithm else ["openclip", parsed.algorithm]
+    configs, left_out = configs_for(algorithms, parsed)
+    job = Job(configs, counts, gpus_per_node, network, batch_per_gpu, None, {})
     local_batches = [job.local_batch(count) for count in counts]  # which checks that it can be divided
     recipe = Path(config[-1]).stem if config else ""
     known = _computation(job, recipe, compute_ms, profile, local_batches[0])
-    job = replace(
-        job, computation=known, pairs=_pairs(configs.resolved[0], recipe) if pairs is None else pairs
-    )
+    pairs = _pairs(configs[0], recipe) if pairs is None else pairs
+    job = replace(job, computation=known, pairs=pairs)
     from fastclip.tools.profiling.advice import sentences
     from fastclip.tools.profiling.plan import make_plan
 
     made = make_plan(job)
-    _print(made, [*configs.left_out, *sentences(made)], json)
+    _print(made, [*left_out, *sentences(made)], json)
 
 
 plan.__doc__ = str(plan.__doc__).replace("NETWORKS", ", ".join(NETWORKS))
@@ -109,19 +110,9 @@ def _print(made: Plan, told: list[str], as_json: bool) -> None:
 def _counts_of_nodes(nodes: str) -> list[int]:
     numbers = [number.strip() for number in nodes.split(",")]
     if not all(number.isdecimal() and int(number) for number in numbers):
-        raise ValueError(
-            f"--nodes {nodes} must be whole numbers above 0, with commas between; try --nodes 1,2,4."
-        )
+        what = "whole numbers above 0, with commas between"
+        raise ValueError(f"--nodes {nodes} must be {what}; try --nodes 1,2,4.")
     return list(dict.fromkeys(map(int, numbers)))
-
-
-def _configs(files: Sequence[str], train_options: list[str], algorithm: str | None) -> Configs:
-    """A resolved config for each algorithm."""
-    from fastclip.config.parse import parse
-    from fastclip.tools.profiling.configs import configs_for
-
-    config = parse([*(f"--config={name}" for name in files), *train_options], prog="fastclip plan")
-    return configs_for(algorithm.split(",") if algorithm else ["openclip", config.algorithm], config)
 
 
 def _computation(
@@ -196,16 +187,14 @@ def _bytes_cells(row: Row) -> list[str]:
 
 def _time_cells(row: Row) -> list[str]:
     assert row.time is not None
-    (step, low, high), rate, speed_up = row.time
+    step, low, high, rate, speed_up = row.time
     parts = [step.communication, step.hidden, step.pure, rate]
     cells = [f"{step.total:,.0f}", f"{low:,.0f}–{high:,.0f}", *(f"{part:,.0f}" for part in parts)]
     return [*cells, f"{speed_up:.2f} ×"]
 
 
 def _mib(count: int | None) -> str:
-    if count is None:
-        return "?"
-    return f"{count / 2**20:,.1f}" if count < 100 << 20 else f"{count / 2**20:,.0f}"
+    return "?" if count is None else f"{count / 2**20:,.{1 if count < 100 << 20 else 0}f}"
 
 
 def as_dict(plan: Plan, told: list[str]) -> dict:
@@ -234,6 +223,5 @@ def _row_dict(row: Row) -> dict:
     found["sent"] = sent._asdict() | {"exchange": sent.exchange, "total": sent.total}
     if row.time is None:
         return found | {"time": None}
-    (step, low, high), rate, speed_up = row.time
-    ends = {"pure": step.pure, "step": step.total, "low": low, "high": high}
-    return found | {"time": step._asdict() | ends | {"pairs_per_second": rate, "speed_up": speed_up}}
+    step, own = row.time.step, row.time._asdict()
+    return found | {"time": step._asdict() | {"pure": step.pure} | own | {"step": step.total}}

@@ -64,8 +64,9 @@ def profile(
     words = [*(f"--config={name}" for name in config), *train_options]
     # before torch is imported: a mistake is told at once
     configs, left_out = configs_for(algorithm.split(","), parse(words, prog="fastclip profile"))
-    _check_positive("--steps", steps, 20)
-    _check_positive("--warmup", warmup, 5)
+    for name, value, example in (("--steps", steps, 20), ("--warmup", warmup, 5)):
+        if value < 1:
+            raise ValueError(f"{name} {value} must be at least 1; try {example}.")
     out = out or Path("profiles") / (Path(config[-1]).stem if config else "train")
     # or the profiler's library complains at every start that there is no GPU
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -158,11 +159,6 @@ def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
         lines.append(f"! {most} workers of {threads} threads share {cores} cores.")
     lines += [f"! {sentence}" for sentence in found["left_out"]]
     print("\n".join(["", *lines, f"Figures, a picture and traces for ui.perfetto.dev: {out}"]))
-
-
-def _check_positive(name: str, value: int, example: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} {value} must be at least 1; try {example}.")
 
 
 def _sizes(text: str) -> list[int]:

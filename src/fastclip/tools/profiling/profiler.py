@@ -44,8 +44,8 @@ def profile_steps(config: Resolved, world: World, trace: Path, *, steps: int, wa
             if done == warmup:
                 memory = peak.bytes()  # before the profiler needs some itself
                 world.barrier()
-            if done in (warmup, warmup + steps):
-                _wait_for_device(world)
+            if done in (warmup, warmup + steps) and world.device.type == "cuda":
+                torch.cuda.synchronize(world.device)  # no kernel runs into the first step or beyond the last
             profiler.step()
             if world.main:
                 update(done, warmup + steps)
@@ -77,13 +77,5 @@ def _steps(config: Resolved, world: World, count: int) -> Generator[None, None, 
 
 
 def _profiler(world: World, steps: int, warmup: int) -> profile:
-    activities = [ProfilerActivity.CPU]
-    if world.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (world.device.type == "cuda")]
     return profile(activities=activities, schedule=schedule(wait=0, warmup=warmup, active=steps, repeat=1))
-
-
-def _wait_for_device(world: World) -> None:
-    """No kernel of an earlier step runs into the first one, none of the last one runs beyond it."""
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)

@@ -23,14 +23,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-WAITING_FOR_DATA = "waiting for data"
-"""The name of the annotation around the wait for a batch."""
+WAITING_FOR_DATA = "waiting for data"  # the name of the annotation around the wait for a batch
 
 Spans = NDArray[np.int64]
 """Starts and ends in ns, one row a span; what `covered` and `free` give is disjoint and in order."""
 
-Window = tuple[int, int]
-"""Where a step starts and ends, in ns."""
+Window = tuple[int, int]  # where a step starts and ends, in ns
 Kind = Literal["computation", "communication", "data"]
 _NOT_COMPUTED = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "autograd", "torch", "profiler")
 _OPERATOR = re.compile(rf"(?!(?:{'|'.join(_NOT_COMPUTED)})::)\w+::\w")  # aten::mm, torchvision::nms
@@ -44,14 +42,10 @@ class StepTimes:
     total: float
     computation: float
     communication: float
-    pure_communication: float
-    """Communication while nothing was computed."""
-    overlap: float
-    """Communication while something was computed."""
-    others: float
-    """Neither: the host's own work, copies to a GPU, waiting for data."""
-    data_wait: float
-    """The part of others in which the worker waited for its batch."""
+    pure_communication: float  # communication while nothing was computed
+    overlap: float  # communication while something was computed
+    others: float  # neither: the host's own work, copies to a GPU, waiting for data
+    data_wait: float  # the part of others in which the worker waited for its batch
 
 
 def read_events(trace: Path) -> list[dict]:
@@ -114,8 +108,7 @@ def _windows(lasting: list[dict]) -> list[Window]:
     spans = _spans([event for event in named if event.get("cat") == "user_annotation"])
     if not len(spans):
         raise ValueError("The trace has no ProfilerStep# in it; was the profiler told where steps begin?")
-    starts = [*spans[:, 0].tolist(), int(spans[-1, 1])]
-    return list(pairwise(starts))
+    return list(pairwise([*spans[:, 0].tolist(), int(spans[-1, 1])]))
 
 
 def _times(window: Window, computed: Spans, communicated: Spans, waited: Spans, on_cpu: bool) -> StepTimes:

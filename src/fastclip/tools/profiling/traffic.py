@@ -19,16 +19,11 @@ _ID_BYTES = 8
 class Traffic(NamedTuple):
     """Bytes that one worker sends in a step."""
 
-    features: float
-    """Features of its images and texts."""
-    feature_gradients: float
-    """Gradients of features, which the peers send back and FastCLIP does not."""
-    scalars: float
-    """Ids, rows of the sample state, and a few numbers a pair."""
-    weights: float
-    """Gradients of the weights."""
-    buckets: int
-    """In how many pieces the gradients of the weights go."""
+    features: float  # features of its images and texts
+    feature_gradients: float  # gradients of features, which the peers send back and FastCLIP does not
+    scalars: float  # ids, rows of the sample state, and a few numbers a pair
+    weights: float  # gradients of the weights
+    buckets: int  # in how many pieces the gradients of the weights go
 
     @property
     def exchange(self) -> float:
