@@ -91,10 +91,11 @@ class ExactDecoder:
     """
 
     def __init__(self, augment: Augment):
-        self.augment, self.steps = augment, _Steps(augment)
+        self.augment, self.steps = augment, (steps := _Steps(augment))
         # What ToTensor and Normalize make of the 256 values of each channel: (3, 256)
         values = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(256, 1, 3)
-        self.normalised: np.ndarray = self.steps.normalise(Image.fromarray(values)).squeeze(2).numpy()
+        normalised: Tensor = steps.normalize(steps.to_tensor(Image.fromarray(values)))
+        self.normalised: np.ndarray = normalised.squeeze(2).numpy()
 
     def train(self, data: bytes, seed: int) -> Tensor:
         return self._train(upright_rgb(data, self.augment.max_pixels), seed)
@@ -226,28 +227,20 @@ def seeded(seed: int, python_random: bool) -> Iterator[None]:
             random.setstate(python_state)
 
 
+_OPTIONS = (  # that Augment shares with open_clip
+    *("scale", "ratio", "color_jitter", "color_jitter_prob", "gray_scale_prob"),
+    *("re_prob", "re_count", "use_timm"),
+)
+
+
 class _Steps:
     """open_clip's own transform in its four parts: crop, colour, ToTensor and Normalize, erasing."""
 
     def __init__(self, augment: Augment):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it calls the jitter's options unused while it uses them
-            transform = image_transform(
-                augment.image_size,
-                is_train=True,
-                mean=augment.mean,
-                std=augment.std,
-                aug_cfg=AugmentationCfg(
-                    scale=augment.scale,
-                    ratio=augment.ratio,
-                    color_jitter=augment.color_jitter,
-                    color_jitter_prob=augment.color_jitter_prob,
-                    gray_scale_prob=augment.gray_scale_prob,
-                    re_prob=augment.re_prob,
-                    re_count=augment.re_count,
-                    use_timm=augment.use_timm,
-                ),
-            )
+            options = AugmentationCfg(**{name: getattr(augment, name) for name in _OPTIONS})
+            transform = image_transform(augment.image_size, True, augment.mean, augment.std, aug_cfg=options)
         # Images are RGB when they get here, and convert would copy them.
         steps = [step for step in transform.transforms if not isinstance(step, MaybeConvertMode)]
         at = [type(step).__name__ for step in steps].index("MaybeToTensor")
@@ -277,9 +270,6 @@ class _Steps:
         w, h = min(width, round(height * widest)), min(height, round(width / narrowest))
         return (height - h) // 2, (width - w) // 2, h, w
 
-    def normalise(self, image: Image.Image) -> Tensor:
-        return self.normalize(self.to_tensor(image))
-
 
 def _decode_whole(data: bytes, image: ImageFile.ImageFile) -> np.ndarray:
     """A JPEG at its full size; torchvision writes RGB where Pillow writes RGBX, to be packed afterwards."""
@@ -304,14 +294,8 @@ def _check(a: Augment) -> None:
         raise ValueError(f"scale={a.scale} must satisfy 0 < smallest ≤ largest ≤ 1; try (0.9, 1.0).")
     if a.ratio is not None and (len(a.ratio) != 2 or not 0 < a.ratio[0] <= a.ratio[1]):
         raise ValueError(f"ratio={a.ratio} must satisfy 0 < narrowest ≤ widest; try (0.75, 1.3333).")
-    for field, needs_timm in (
-        ("ratio", True),
-        ("re_prob", True),
-        ("re_count", True),
-        ("color_jitter_prob", False),
-        ("gray_scale_prob", False),
-    ):
-        value = getattr(a, field)
+    for field in ("ratio", "re_prob", "re_count", "color_jitter_prob", "gray_scale_prob"):
+        value, needs_timm = getattr(a, field), field in ("ratio", "re_prob", "re_count")
         if value is not None and needs_timm != a.use_timm:
             raise ValueError(
                 f"{field}={value} has no effect with use_timm={a.use_timm}. "

@@ -200,11 +200,8 @@ def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[
     for name in FOLDER_TABLES:
         table = os.path.join(path, name)
         if os.path.exists(table):
-            yield from (
-                read_jsonl(table, columns)
-                if name.endswith("jsonl")
-                else read_csv(File(table, "table"), columns)
-            )
+            read = read_jsonl if name.endswith("jsonl") else read_csv
+            yield from read(File(table, "table"), columns)
             return
     images = [name for name in list_folder(path) if name.rsplit(".", 1)[-1].lower() in IMAGE_EXTENSIONS]
     if not images:

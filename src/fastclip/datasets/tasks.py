@@ -22,7 +22,7 @@ AFTER_HEAD = {
 }
 # First words of icon names that name no picture: brands, and families of products or diagrams.
 NOT_A_THING = {
-    *("brand", "logo", "logos", "social", "google", "microsoft", "ibm", "cics", "bpmn", "symbol", "sign"),
+    *("brand", "logo", "logos", "social", "google", "microsoft", "ibm", "cics", "bpmn", "symbol", "sign")
 }
 
 
