@@ -110,7 +110,11 @@ def _look_at(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict[str
         try:
             image, caption = manifest.read(sample)
             width, height = upright_rgb(image).size
-            look = {"width": width, "height": height, "format": open_image(image).format or "?"}
+            look: dict[str, Any] = {
+                "width": width,
+                "height": height,
+                "format": open_image(image).format or "?",
+            }
             look["words"] = len(caption.split())
             look["truncated"] = len(encode(caption)) + 2 > tokenizer.context_length  # with both ends
             look["image"], look["caption"] = _hash(image), _hash(caption.encode())

@@ -16,7 +16,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite, sqrt
 from typing import Literal, Protocol
 
@@ -28,7 +28,7 @@ from PIL import Image, ImageFile, JpegImagePlugin
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms import Compose, RandomResizedCrop
 
 from fastclip.data.images import MAX_PIXELS, exif_orientation, open_image, reading, turn_upright, upright_rgb
 
@@ -112,15 +112,11 @@ class ExactDecoder:
             top, left, height, width = steps.draw_box(image.height, image.width)
             image = image.crop((left, top, left + width, top + height))
             image = image.resize((size, size), Image.Resampling.BICUBIC)
-            for recolour in steps.colour:
-                image = recolour(image)
+            image = steps.colour(image)
             pixels_hwc, out_chw = np.asarray(image), np.empty((3, size, size), np.float32)
             for channel, values in enumerate(self.normalised):
                 np.take(values, pixels_hwc[..., channel], out=out_chw[channel], mode="clip")
-            result = torch.from_numpy(out_chw)
-            for erase in steps.erase:
-                result = erase(result)
-        return result
+            return steps.erase(torch.from_numpy(out_chw))
 
 
 class FastDecoder:
@@ -144,7 +140,9 @@ class FastDecoder:
             width, height = image.size if orientation < 5 else image.size[::-1]
             with seeded(seed, self.steps.python_random):
                 box = self.steps.draw_box(height, width)
-                reduce = self._reduction(box)
+                # How many times smaller the JPEG may be decoded: libjpeg's 8, 4, 2, or 1
+                room = min(box[2:]) / (self.oversample * self.augment.image_size)
+                reduce = next((reduce for reduce in (8, 4, 2) if reduce <= room), 1)
                 if reduce == 1 and orientation == 1:
                     pixels_hwc = _decode_whole(data, image)
                 else:
@@ -167,11 +165,6 @@ class FastDecoder:
     def __getstate__(self) -> dict:
         return self.__dict__ | {"on_device": {}}  # loader processes stay off the device
 
-    def _reduction(self, box: tuple[int, int, int, int]) -> int:
-        """How many times smaller a JPEG may be decoded: libjpeg's 8, 4, 2, or 1."""
-        room = min(box[2:]) / (self.oversample * self.augment.image_size)
-        return next((reduce for reduce in (8, 4, 2) if reduce <= room), 1)
-
     def _cut(self, pixels_hwc: np.ndarray, box: tuple[float, ...]) -> Tensor:
         size, (top, left, height, width) = self.augment.image_size, box
         crop_hwc = pixels_hwc[round(top) : round(top + height), round(left) : round(left + width)]
@@ -179,17 +172,14 @@ class FastDecoder:
         # [None] first, or the strides look to torch like three planes, and it repacks them.
         crop_1chw = torch.from_numpy(crop_hwc[None]).permute(0, 3, 1, 2)
         crop = interpolate(crop_1chw, (size, size), mode="bicubic", antialias=True)[0].permute(1, 2, 0)
-        if self.steps.colour:
-            image = Image.fromarray(crop.numpy())
-            for recolour in self.steps.colour:
-                image = recolour(image)
-            crop = torch.from_numpy(np.array(image))
+        if self.steps.colour.transforms:
+            crop = torch.from_numpy(np.array(self.steps.colour(Image.fromarray(crop.numpy()))))
         return self._erase(crop)
 
     def _erase(self, image_hwc: Tensor) -> Tensor:
         """timm erases normalised images; what it draws is brought to 0..255, and cut off there."""
         size = self.augment.image_size
-        for erase in self.steps.erase:
+        for erase in self.steps.erase.transforms:
             drawn = erase(torch.full((3, size, size), torch.nan))  # what stays NaN is not erased
             pixels = drawn.mul(self.std).add_(self.mean).mul_(255).round_().clamp_(0, 255).nan_to_num_(0)
             pixels_hwc, kept_hwc = (x.permute(1, 2, 0) for x in (pixels.byte(), drawn.isnan()))
@@ -227,24 +217,19 @@ def seeded(seed: int, python_random: bool) -> Iterator[None]:
             random.setstate(python_state)
 
 
-_OPTIONS = (  # that Augment shares with open_clip
-    *("scale", "ratio", "color_jitter", "color_jitter_prob", "gray_scale_prob"),
-    *("re_prob", "re_count", "use_timm"),
-)
-
-
 class _Steps:
     """open_clip's own transform in its four parts: crop, colour, ToTensor and Normalize, erasing."""
 
     def __init__(self, augment: Augment):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it calls the jitter's options unused while it uses them
-            options = AugmentationCfg(**{name: getattr(augment, name) for name in _OPTIONS})
+            shared = asdict(augment).keys() & AugmentationCfg.__dataclass_fields__
+            options = AugmentationCfg(**{name: getattr(augment, name) for name in shared})
             transform = image_transform(augment.image_size, True, augment.mean, augment.std, aug_cfg=options)
         # Images are RGB when they get here, and convert would copy them.
         steps = [step for step in transform.transforms if not isinstance(step, MaybeConvertMode)]
         at = [type(step).__name__ for step in steps].index("MaybeToTensor")
-        self.crop, self.colour, self.erase = steps[0], steps[1:at], steps[at + 2 :]
+        self.crop, self.colour, self.erase = steps[0], Compose(steps[1:at]), Compose(steps[at + 2 :])
         self.to_tensor, self.normalize = steps[at : at + 2]
         self.log_ratio: list[float] = torch.log(torch.tensor(self.crop.ratio)).tolist()
         # Otherwise all draws are from torch's generator.

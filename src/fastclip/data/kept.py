@@ -63,8 +63,7 @@ class KeptImages:
 
     def image(self, sample: int) -> np.ndarray:
         """Height × width × 3."""
-        place = self.places[sample]
-        offset, height, width = int(place["offset"]), int(place["height"]), int(place["width"])
+        offset, height, width = self.places[sample].item()
         if not height:
             raise BadImage(self.reasons[str(sample)])
         return self.pixels[offset : offset + height * width * 3].reshape(height, width, 3)
