@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,79 +69,58 @@ def check(
     n = len(manifest)
     samples = np.unique(np.linspace(0, n - 1, min(n, most or n)).astype(np.int64)).tolist()
     chunks = [samples[i : i + _CHUNK] for i in range(0, len(samples), _CHUNK)]
-    found = _Findings()
-    look = partial(_look_at, manifest, tokenizer)
-    for done, part in enumerate(in_order(look, chunks, jobs or os.cpu_count() or 1), start=1):
-        found.add(part)
+    found: dict[str, Counter] = defaultdict(Counter)
+    look_at = partial(_look_at, manifest, tokenizer)
+    for done, looks in enumerate(in_order(look_at, chunks, jobs or os.cpu_count() or 1), start=1):
+        for what, value in (item for look in looks for item in look.items()):
+            found[what][value] += 1
         if progress:
             progress(min(done * _CHUNK, len(samples)), len(samples))
+    files = found["file"]
+    for problem in manifest.problems():
+        files[problem.file] += problem.pairs
+    same = {what: found[what].total() - len(found[what]) for what in ("image", "pair", "caption")}
     speed = decode_speed(manifest, augment or Augment())
     return Report(
         pairs=n,
         looked_at=len(samples),
         left_out=manifest.problem_counts,
-        unreadable=dict(found.reasons.most_common()),
-        worst_files=dict(_worst(manifest, found).most_common(5)),
-        same_image=sum(found.images.values()) - len(found.images),
-        same_pair=sum(found.pairs.values()) - len(found.pairs),
-        same_caption=sum(found.captions.values()) - len(found.captions),
-        caption_words=_quantiles(found.words),
-        truncated_captions=found.truncated if hasattr(tokenizer, "encode") else None,
+        unreadable=dict(found["unusable"].most_common()),
+        worst_files=dict(files.most_common(5)),
+        same_image=same["image"],
+        same_pair=same["pair"],
+        same_caption=same["caption"],
+        caption_words=_quantiles(found["words"]),
+        truncated_captions=found["truncated"][True] if hasattr(tokenizer, "encode") else None,
         context_length=tokenizer.context_length,
-        width=_quantiles([size[0] for size in found.sizes]),
-        height=_quantiles([size[1] for size in found.sizes]),
-        formats=dict(found.formats.most_common()),
+        width=_quantiles(found["width"]),
+        height=_quantiles(found["height"]),
+        formats=dict(found["format"].most_common()),
         images_per_second_per_core=round(speed, 1),
         hours_per_epoch_per_core=round(n / speed / 3600, 4) if speed else None,
         state_mib=state_memory(n),
     )
 
 
-class _Findings:
-    def __init__(self) -> None:
-        self.words: list[int] = []
-        self.truncated = 0
-        self.sizes: list[tuple[int, int]] = []
-        self.formats, self.reasons, self.files = Counter[str](), Counter[str](), Counter[str]()
-        self.images, self.captions, self.pairs = Counter[bytes](), Counter[bytes](), Counter[bytes]()
-
-    def add(self, looks: list[dict]) -> None:
-        for look in looks:
-            if look["bad"]:
-                self.reasons[look["bad"]] += 1
-                self.files[look["file"]] += 1
-                continue
-            self.words.append(look["words"])
-            self.truncated += look["truncated"]
-            self.sizes.append(look["size"])
-            self.formats[look["format"]] += 1
-            self.images[look["image"]] += 1
-            self.captions[look["caption"]] += 1
-            self.pairs[look["image"] + look["caption"]] += 1
-
-
-def _worst(manifest: Manifest, found: _Findings) -> Counter[str]:
-    files = found.files.copy()
-    for problem in manifest.problems():
-        files[problem.file] += problem.pairs
-    return files
-
-
-def _look_at(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict]:
-    looks: list[dict] = []
+def _look_at(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict[str, Any]]:
+    """What is to be counted of each pair."""
+    looks: list[dict[str, Any]] = []
     encode: Callable[[str], list[int]] = getattr(tokenizer, "encode", lambda caption: [])
     for sample in samples:
-        look: dict[str, Any] = {"file": manifest.files[manifest.place(sample).file], "bad": ""}
         try:
-            pair = manifest.read(sample)
-            look["size"] = upright_rgb(pair.image).size
-            look["format"] = open_image(pair.image).format or "?"
-            look["words"] = len(pair.caption.split())
-            look["truncated"] = len(encode(pair.caption)) + 2 > tokenizer.context_length  # with both ends
-            look["image"], look["caption"] = _hash(pair.image), _hash(pair.caption.encode())
+            image, caption = manifest.read(sample)
+            width, height = upright_rgb(image).size
+            look: dict[str, Any] = {
+                "width": width,
+                "height": height,
+                "format": open_image(image).format or "?",
+            }
+            look["words"] = len(caption.split())
+            look["truncated"] = len(encode(caption)) + 2 > tokenizer.context_length  # with both ends
+            look["image"], look["caption"] = _hash(image), _hash(caption.encode())
+            looks.append(look | {"pair": look["image"] + look["caption"]})
         except UNUSABLE as error:
-            look["bad"] = str(error)
-        looks.append(look)
+            looks.append({"unusable": str(error), "file": manifest.files[manifest.place(sample).file]})
     return looks
 
 
@@ -149,11 +128,9 @@ def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=8).digest()
 
 
-def _quantiles(numbers: list[int]) -> dict[str, float]:
-    if not numbers:
-        return {}
-    names = {"min": 0, "5%": 5, "median": 50, "95%": 95, "max": 100}
-    return {name: float(np.percentile(numbers, q)) for name, q in names.items()}
+def _quantiles(counts: Counter[int]) -> dict[str, float]:
+    numbers, names = list(counts.elements()), {"min": 0, "5%": 5, "median": 50, "95%": 95, "max": 100}
+    return {name: float(np.percentile(numbers, q)) for name, q in names.items()} if numbers else {}
 
 
 def decode_speed(manifest: Manifest, augment: Augment, seconds: float = 2.0) -> float:
@@ -183,14 +160,13 @@ def state_memory(n: int) -> dict[str, float]:
 
 def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int = 6, rows: int = 4) -> None:
     """A PNG of random pairs: what a person would look at first."""
-    chosen = np.random.default_rng(seed).choice(
-        len(manifest), min(len(manifest), columns * rows), replace=False
-    )
+    n = len(manifest)
+    chosen = np.random.default_rng(seed).choice(n, min(n, columns * rows), replace=False)
     cells: list[tuple[Image.Image | None, str]] = []
     for sample in np.sort(chosen).tolist():
         try:
-            pair = manifest.read(sample)
-            cells.append((upright_rgb(pair.image), pair.caption))
+            image, caption = manifest.read(sample)
+            cells.append((upright_rgb(image), caption))
         except UNUSABLE as error:
             cells.append((None, f"[{error}]"))
     draw_sheet(cells, path, columns)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,17 +28,14 @@ def index(
         json: print JSON instead of text.
     """
     manifest = _open(path, image_column, caption_column)
-    found = {
-        "pairs": len(manifest),
-        "files": len(manifest.files),
-        "left_out": manifest.problem_counts,
-        "fingerprint": manifest.fingerprint,
-    }
+    pairs, files, left_out = len(manifest), len(manifest.files), manifest.problem_counts
+    fingerprint = manifest.fingerprint
     if json:
-        _print_json(found)
+        found = {"pairs": pairs, "files": files, "left_out": left_out, "fingerprint": fingerprint}
+        print(dumps(found, indent=2))
         return
-    print(f"{found['pairs']:,} pairs in {found['files']:,} files, fingerprint {manifest.fingerprint}")
-    for reason, count in manifest.problem_counts.items():
+    print(f"{pairs:,} pairs in {files:,} files, fingerprint {fingerprint}")
+    for reason, count in left_out.items():
         print(f"left out: {count:,} × {reason}")
 
 
@@ -74,7 +71,7 @@ def check(
         report = look(manifest, open_clip.get_tokenizer(tokenizer), most=most, jobs=jobs, progress=update)
     contact_sheet(manifest, sheet)
     if json:
-        _print_json(asdict(report) | {"sheet": str(sheet)})
+        print(dumps(asdict(report) | {"sheet": str(sheet)}, indent=2))
     else:
         _print_report(report, sheet)
 
@@ -84,10 +81,6 @@ def _open(path: list[str] | str, image_column: str | None, caption_column: str |
 
     with progress("indexing", "bytes") as update:
         return open_manifest(path, image_column=image_column, caption_column=caption_column, progress=update)
-
-
-def _print_json(thing: dict) -> None:
-    print(json.dumps(thing, indent=2))
 
 
 def _print_report(report, sheet: Path) -> None:
@@ -100,6 +93,7 @@ def _print_report(report, sheet: Path) -> None:
         return "; ".join(f"{count:,} × {what}" for what, count in numbers.items()) or "none"
 
     cut = "unknown" if report.truncated_captions is None else f"{report.truncated_captions:,}"
+    state = ", ".join(f"{name} {mib:g} MiB" for name, mib in report.state_mib.items() if mib)
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "pairs": f"{report.pairs:,}, of which {report.looked_at:,} were looked at",
@@ -115,9 +109,7 @@ def _print_report(report, sheet: Path) -> None:
         "formats": counts(report.formats),
         "decoding": f"{report.images_per_second_per_core:,.0f} images a second and core, "
         f"{report.hours_per_epoch_per_core or 0:.2g} core-hours an epoch",
-        "sample state, all workers": ", ".join(
-            f"{name} {m:g} MiB" for name, m in report.state_mib.items() if m
-        ),
+        "sample state, all workers": state,
         "contact sheet": str(sheet),
     }
     for name, value in rows.items():

@@ -16,7 +16,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite, sqrt
 from typing import Literal, Protocol
 
@@ -28,7 +28,7 @@ from PIL import Image, ImageFile, JpegImagePlugin
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms import Compose, RandomResizedCrop
 
 from fastclip.data.images import MAX_PIXELS, exif_orientation, open_image, reading, turn_upright, upright_rgb
 
@@ -91,10 +91,11 @@ class ExactDecoder:
     """
 
     def __init__(self, augment: Augment):
-        self.augment, self.steps = augment, _Steps(augment)
+        self.augment, self.steps = augment, (steps := _Steps(augment))
         # What ToTensor and Normalize make of the 256 values of each channel: (3, 256)
         values = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(256, 1, 3)
-        self.normalised: np.ndarray = self.steps.normalise(Image.fromarray(values)).squeeze(2).numpy()
+        normalised: Tensor = steps.normalize(steps.to_tensor(Image.fromarray(values)))
+        self.normalised: np.ndarray = normalised.squeeze(2).numpy()
 
     def train(self, data: bytes, seed: int) -> Tensor:
         return self._train(upright_rgb(data, self.augment.max_pixels), seed)
@@ -111,15 +112,11 @@ class ExactDecoder:
             top, left, height, width = steps.draw_box(image.height, image.width)
             image = image.crop((left, top, left + width, top + height))
             image = image.resize((size, size), Image.Resampling.BICUBIC)
-            for recolour in steps.colour:
-                image = recolour(image)
+            image = steps.colour(image)
             pixels_hwc, out_chw = np.asarray(image), np.empty((3, size, size), np.float32)
             for channel, values in enumerate(self.normalised):
                 np.take(values, pixels_hwc[..., channel], out=out_chw[channel], mode="clip")
-            result = torch.from_numpy(out_chw)
-            for erase in steps.erase:
-                result = erase(result)
-        return result
+            return steps.erase(torch.from_numpy(out_chw))
 
 
 class FastDecoder:
@@ -143,7 +140,9 @@ class FastDecoder:
             width, height = image.size if orientation < 5 else image.size[::-1]
             with seeded(seed, self.steps.python_random):
                 box = self.steps.draw_box(height, width)
-                reduce = self._reduction(box)
+                # How many times smaller the JPEG may be decoded: libjpeg's 8, 4, 2, or 1
+                room = min(box[2:]) / (self.oversample * self.augment.image_size)
+                reduce = next((reduce for reduce in (8, 4, 2) if reduce <= room), 1)
                 if reduce == 1 and orientation == 1:
                     pixels_hwc = _decode_whole(data, image)
                 else:
@@ -166,11 +165,6 @@ class FastDecoder:
     def __getstate__(self) -> dict:
         return self.__dict__ | {"on_device": {}}  # loader processes stay off the device
 
-    def _reduction(self, box: tuple[int, int, int, int]) -> int:
-        """How many times smaller a JPEG may be decoded: libjpeg's 8, 4, 2, or 1."""
-        room = min(box[2:]) / (self.oversample * self.augment.image_size)
-        return next((reduce for reduce in (8, 4, 2) if reduce <= room), 1)
-
     def _cut(self, pixels_hwc: np.ndarray, box: tuple[float, ...]) -> Tensor:
         size, (top, left, height, width) = self.augment.image_size, box
         crop_hwc = pixels_hwc[round(top) : round(top + height), round(left) : round(left + width)]
@@ -178,17 +172,14 @@ class FastDecoder:
         # [None] first, or the strides look to torch like three planes, and it repacks them.
         crop_1chw = torch.from_numpy(crop_hwc[None]).permute(0, 3, 1, 2)
         crop = interpolate(crop_1chw, (size, size), mode="bicubic", antialias=True)[0].permute(1, 2, 0)
-        if self.steps.colour:
-            image = Image.fromarray(crop.numpy())
-            for recolour in self.steps.colour:
-                image = recolour(image)
-            crop = torch.from_numpy(np.array(image))
+        if self.steps.colour.transforms:
+            crop = torch.from_numpy(np.array(self.steps.colour(Image.fromarray(crop.numpy()))))
         return self._erase(crop)
 
     def _erase(self, image_hwc: Tensor) -> Tensor:
         """timm erases normalised images; what it draws is brought to 0..255, and cut off there."""
         size = self.augment.image_size
-        for erase in self.steps.erase:
+        for erase in self.steps.erase.transforms:
             drawn = erase(torch.full((3, size, size), torch.nan))  # what stays NaN is not erased
             pixels = drawn.mul(self.std).add_(self.mean).mul_(255).round_().clamp_(0, 255).nan_to_num_(0)
             pixels_hwc, kept_hwc = (x.permute(1, 2, 0) for x in (pixels.byte(), drawn.isnan()))
@@ -232,26 +223,13 @@ class _Steps:
     def __init__(self, augment: Augment):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it calls the jitter's options unused while it uses them
-            transform = image_transform(
-                augment.image_size,
-                is_train=True,
-                mean=augment.mean,
-                std=augment.std,
-                aug_cfg=AugmentationCfg(
-                    scale=augment.scale,
-                    ratio=augment.ratio,
-                    color_jitter=augment.color_jitter,
-                    color_jitter_prob=augment.color_jitter_prob,
-                    gray_scale_prob=augment.gray_scale_prob,
-                    re_prob=augment.re_prob,
-                    re_count=augment.re_count,
-                    use_timm=augment.use_timm,
-                ),
-            )
+            shared = asdict(augment).keys() & AugmentationCfg.__dataclass_fields__
+            options = AugmentationCfg(**{name: getattr(augment, name) for name in shared})
+            transform = image_transform(augment.image_size, True, augment.mean, augment.std, aug_cfg=options)
         # Images are RGB when they get here, and convert would copy them.
         steps = [step for step in transform.transforms if not isinstance(step, MaybeConvertMode)]
         at = [type(step).__name__ for step in steps].index("MaybeToTensor")
-        self.crop, self.colour, self.erase = steps[0], steps[1:at], steps[at + 2 :]
+        self.crop, self.colour, self.erase = steps[0], Compose(steps[1:at]), Compose(steps[at + 2 :])
         self.to_tensor, self.normalize = steps[at : at + 2]
         self.log_ratio: list[float] = torch.log(torch.tensor(self.crop.ratio)).tolist()
         # Otherwise all draws are from torch's generator.
@@ -277,9 +255,6 @@ class _Steps:
         w, h = min(width, round(height * widest)), min(height, round(width / narrowest))
         return (height - h) // 2, (width - w) // 2, h, w
 
-    def normalise(self, image: Image.Image) -> Tensor:
-        return self.normalize(self.to_tensor(image))
-
 
 def _decode_whole(data: bytes, image: ImageFile.ImageFile) -> np.ndarray:
     """A JPEG at its full size; torchvision writes RGB where Pillow writes RGBX, to be packed afterwards."""
@@ -304,14 +279,8 @@ def _check(a: Augment) -> None:
         raise ValueError(f"scale={a.scale} must satisfy 0 < smallest ≤ largest ≤ 1; try (0.9, 1.0).")
     if a.ratio is not None and (len(a.ratio) != 2 or not 0 < a.ratio[0] <= a.ratio[1]):
         raise ValueError(f"ratio={a.ratio} must satisfy 0 < narrowest ≤ widest; try (0.75, 1.3333).")
-    for field, needs_timm in (
-        ("ratio", True),
-        ("re_prob", True),
-        ("re_count", True),
-        ("color_jitter_prob", False),
-        ("gray_scale_prob", False),
-    ):
-        value = getattr(a, field)
+    for field in ("ratio", "re_prob", "re_count", "color_jitter_prob", "gray_scale_prob"):
+        value, needs_timm = getattr(a, field), field in ("ratio", "re_prob", "re_count")
         if value is not None and needs_timm != a.use_timm:
             raise ValueError(
                 f"{field}={value} has no effect with use_timm={a.use_timm}. "

@@ -60,14 +60,10 @@ def turn_upright(image: Image.Image, orientation: int | None = None) -> Image.Im
     return rgb.transpose(_TURNS[orientation]) if orientation > 1 else rgb
 
 
+_T = Image.Transpose
 _TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    **{2: _T.FLIP_LEFT_RIGHT, 3: _T.ROTATE_180, 4: _T.FLIP_TOP_BOTTOM},
+    **{5: _T.TRANSPOSE, 6: _T.ROTATE_270, 7: _T.TRANSVERSE, 8: _T.ROTATE_90},
 }
 
 
@@ -126,10 +122,7 @@ def _reason(data: bytes, error: Exception) -> str:
     return "not an image of a known format"
 
 
-_STARTS: dict[str, tuple[bytes, ...]] = {
-    "JPEG": (b"\xff\xd8",),
-    "PNG": (b"\x89PNG",),
-    "GIF": (b"GIF8",),
-    "WebP": (b"RIFF",),
+_STARTS: dict[str, bytes | tuple[bytes, ...]] = {
+    **{"JPEG": b"\xff\xd8", "PNG": b"\x89PNG", "GIF": b"GIF8", "WebP": b"RIFF"},
     "TIFF": (b"II*\0", b"MM\0*"),
 }

@@ -10,9 +10,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +63,7 @@ class KeptImages:
 
     def image(self, sample: int) -> np.ndarray:
         """Height × width × 3."""
-        place = self.places[sample]
-        offset, height, width = int(place["offset"]), int(place["height"]), int(place["width"])
+        offset, height, width = self.places[sample].item()
         if not height:
             raise BadImage(self.reasons[str(sample)])
         return self.pixels[offset : offset + height * width * 3].reshape(height, width, 3)
@@ -71,10 +71,8 @@ class KeptImages:
 
 def _key(manifest: Manifest, max_pixels: int) -> str:
     """What the pixels depend on: the files and their times, images in files of their own too, and Pillow."""
-    digest = blake2b(digest_size=16)
-    digest.update(
-        json.dumps([VERSION, manifest.fingerprint, manifest.stamps, max_pixels, PIL.__version__]).encode()
-    )
+    about = [VERSION, manifest.fingerprint, manifest.stamps, max_pixels, PIL.__version__]
+    digest = blake2b(json.dumps(about).encode(), digest_size=16)
     for row in manifest.rows[manifest.rows["kind"] == IN_FILE]:
         path = manifest.path_of(Place(*row.item()))
         if os.path.exists(path):
@@ -106,30 +104,21 @@ def _free_memory() -> float:
 def _build(
     part: Path, manifest: Manifest, max_pixels: int, jobs: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    places = np.zeros(len(manifest), dtype=PLACE)
-    reasons: dict[int, str] = {}
-    offset = 0
+    n, offset, reasons = len(manifest), 0, {}
+    places = np.zeros(n, dtype=PLACE)
+    chunks = (range(i, min(i + _CHUNK, n)) for i in range(0, n, _CHUNK))
+    decoded = in_order(partial(_decode_chunk, manifest, max_pixels), chunks, jobs)
     with (part / "pixels.bin").open("wb") as file:
-        for done, (sample, shape, pixels, reason) in enumerate(
-            _decode_all(manifest, max_pixels, jobs), start=1
-        ):
+        for sample, shape, pixels, reason in chain.from_iterable(decoded):
             places[sample] = (offset, *shape)
             offset += file.write(pixels)
             if reason:
                 reasons[sample] = reason
-            if progress and done % _CHUNK == 0:
-                progress(done, len(manifest))
+            if progress and (sample + 1) % _CHUNK == 0:
+                progress(sample + 1, n)
         file.write(b"\0")  # an empty file could not be mapped
     places.tofile(part / "places.bin")
     (part / "bad.json").write_text(json.dumps(reasons))
-
-
-def _decode_all(manifest: Manifest, max_pixels: int, jobs: int) -> Iterator[Decoded]:
-    """Every sample in the order of ids."""
-    n = len(manifest)
-    chunks = (range(i, min(i + _CHUNK, n)) for i in range(0, n, _CHUNK))
-    for decoded in in_order(partial(_decode_chunk, manifest, max_pixels), chunks, jobs):
-        yield from decoded
 
 
 def _decode_chunk(manifest: Manifest, max_pixels: int, samples: Iterable[int]) -> list[Decoded]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,16 +32,6 @@ VERSION = 1
 _CHUNK = 8192  # rows that are held in memory while indexing
 _END = 1 << 14
 IN_TAR, IN_FILE, IN_PARQUET = range(3)
-ROW = np.dtype(
-    [
-        ("file", "<u4"),  # number of the shard, table or folder
-        ("kind", "<u4"),  # IN_TAR, IN_FILE or IN_PARQUET
-        ("image", "<u8"),  # offset in the tar; offset of the path in strings.bin; row of the Parquet file
-        ("image_size", "<u4"),
-        ("caption_size", "<u4"),
-        ("caption", "<u8"),  # offset in the tar, or in strings.bin
-    ]
-)
 _BLOCK = 8192  # rows of a table or folder that count as one block for `shuffle: blocks`
 
 
@@ -55,12 +45,15 @@ class Sample(NamedTuple):
 class Place(NamedTuple):
     """A row of the manifest."""
 
-    file: int
-    kind: int
-    image: int
+    file: int  # number of the shard, table or folder
+    kind: int  # IN_TAR, IN_FILE or IN_PARQUET
+    image: int  # offset in the tar; offset of the path in strings.bin; row of the Parquet file
     image_size: int
     caption_size: int
-    caption: int
+    caption: int  # offset in the tar, or in strings.bin
+
+
+ROW = np.dtype({"names": Place._fields, "formats": ["<u4", "<u4", "<u8", "<u4", "<u4", "<u8"]})
 
 
 class Manifest:
@@ -139,9 +132,7 @@ class Manifest:
 
     def problems(self) -> Iterator[Problem]:
         """What was left out while indexing."""
-        with (self.folder / "problems.jsonl").open() as lines:
-            for line in lines:
-                yield Problem(**json.loads(line))
+        return _problems(self.folder)
 
     def path_of(self, place: Place) -> str:
         """An image's own file, relative to its folder or to its table's folder."""
@@ -183,18 +174,20 @@ def open_manifest(
 
 def _is_current(folder: Path, stamps: list) -> bool:
     """Whether the files are those of the manifest, and no image that was missing has come since."""
-    if not (folder / "manifest.json").exists():
-        return False
-    about = json.loads((folder / "manifest.json").read_text())
-    if about["stamps"] != stamps:
+    path = folder / "manifest.json"
+    if not path.exists() or (about := json.loads(path.read_text()))["stamps"] != stamps:
         return False
     if not {NO_FILE, EMPTY_FILE} & about["problems"].keys():
         return True
+    problems = (p for p in _problems(folder) if not p.file.endswith(".tar"))
+    absent = (os.path.join(folder_of(p.file), p.key) for p in problems if p.reason in (NO_FILE, EMPTY_FILE))
+    return not any(os.path.exists(path) and os.path.getsize(path) for path in absent)
+
+
+def _problems(folder: Path) -> Iterator[Problem]:
     with (folder / "problems.jsonl").open() as lines:
-        problems = [Problem(**json.loads(line)) for line in lines]
-    absent = [p for p in problems if p.reason in (NO_FILE, EMPTY_FILE) and not p.file.endswith(".tar")]
-    paths = [os.path.join(folder_of(problem.file), problem.key) for problem in absent]
-    return not any(os.path.exists(path) and os.path.getsize(path) for path in paths)
+        for line in lines:
+            yield Problem(**json.loads(line))
 
 
 def _stamp(file: File) -> list[str]:
@@ -230,10 +223,9 @@ def caption_lines(text: str) -> list[str]:
 
 def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress: Callable | None) -> None:
     """Write a manifest into the folder `part`."""
-    about, reasons, total = [], Counter[str](), 0
-    sizes = [os.path.getsize(file.path) if os.path.isfile(file.path) else 0 for file in files]
-    behind, all_bytes = 0, sum(sizes)
-    content = blake2b(digest_size=16)
+    about, reasons, total, content = [], Counter[str](), 0, blake2b(digest_size=16)
+    sizes = (os.path.getsize(file.path) if os.path.isfile(file.path) else 0 for file in files)
+    behind = [0, *accumulate(sizes)]  # bytes before each file, and of all
     with (
         (part / "rows.bin").open("wb") as rows_file,
         (part / "strings.bin").open("wb") as strings,
@@ -257,27 +249,19 @@ def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress
                 rows_file.write(packed)
                 content.update(packed)
                 count += len(rows)
-                if progress and all_bytes:
+                if progress and behind[-1]:
                     inside = int(rows[-1][2]) if rows and file.kind == "tar" else 0
-                    progress(behind + inside, all_bytes)
+                    progress(behind[number] + inside, behind[-1])
             about.append({"path": _absolute(file.path), "kind": file.kind, "rows": count})
             total += count
-            behind += sizes[number]
     if not total:
         worst = "; ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
         raise SourceError(f"{files[0].path} holds no usable pair" + (f" ({worst})." if worst else "."))
     with (part / "strings.bin").open("rb") as kept:
         while piece := kept.read(1 << 22):
             content.update(piece)
-    summary = {
-        "version": VERSION,
-        "pairs": total,
-        "fingerprint": content.hexdigest(),
-        "problems": dict(reasons),
-        "columns": columns,
-        "stamps": stamps,
-        "files": about,
-    }
+    summary = {"version": VERSION, "pairs": total, "fingerprint": content.hexdigest(), "problems": reasons}
+    summary |= {"columns": columns, "stamps": stamps, "files": about}
     (part / "manifest.json").write_text(json.dumps(summary))
     log.info("indexed %s pairs in %s file%s", f"{total:,}", f"{len(files):,}", "s" * (len(files) != 1))
 
@@ -301,9 +285,8 @@ def _row(number: int, pair: Pair, strings) -> tuple:
         strings.write(raw)
         return strings.tell() - len(raw), len(raw)
 
-    caption, caption_size = (
-        pair.caption if isinstance(pair.caption, tuple) else keep(pair.caption.encode("utf-8", "replace"))
-    )
+    words = pair.caption
+    caption, caption_size = words if isinstance(words, tuple) else keep(words.encode("utf-8", "replace"))
     if isinstance(pair.image, tuple):
         return number, IN_TAR, *pair.image, caption_size, caption
     if isinstance(pair.image, str):

@@ -37,10 +37,8 @@ class OpenFiles:
             if len(self.descriptors) > self.most:
                 os.close(self.descriptors.popitem(last=False)[1])
         data = os.pread(self.descriptors[path], size, offset)
-        if len(data) != size:
-            raise ChangedFile(
-                f"the file ends {size - len(data):,} bytes too early; it changed after it was indexed"
-            )
+        if missing := size - len(data):
+            raise ChangedFile(f"the file ends {missing:,} bytes too early; it changed after it was indexed")
         return data
 
     def __del__(self) -> None:

@@ -34,11 +34,10 @@ def local_copy(path: str, version: str = "") -> Path:
             try:
                 with fsspec.open(path, "rb") as source, part.open("wb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 22)
-            except FileNotFoundError:
-                part.unlink(missing_ok=True)
-                raise
             except Exception as error:  # each protocol's library has its own
                 part.unlink(missing_ok=True)
+                if isinstance(error, FileNotFoundError):
+                    raise
                 raise RemoteError(f"{path} could not be fetched: {error}") from error
             part.rename(target)
     return target

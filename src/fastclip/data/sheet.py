@@ -22,8 +22,9 @@ def draw_sheet(cells: Sequence[tuple[Image.Image | None, str]], path: Path, colu
         x, y = slot % columns * CELL, slot // columns * (CELL + TEXT)
         if image is not None:
             scale = (CELL - 2 * _MARGIN) / max(image.size)
-            size = [max(1, round(side * scale)) for side in image.size]
-            shown = image.resize(size, Image.Resampling.BICUBIC)
+            shown = image.resize(
+                [max(1, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC
+            )
             left, top = x + (CELL - shown.width) // 2, y + (CELL - shown.height) // 2
             draw.rectangle((left - 1, top - 1, left + shown.width, top + shown.height), outline="lightgrey")
             sheet.paste(shown, (left, top))

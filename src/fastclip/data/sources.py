@@ -66,10 +66,8 @@ def _find_one(path: str) -> list[File]:
         )
     if not is_remote(path) and not os.path.exists(path):
         raise SourceError(f"{path} does not exist.")
-    if extension == "tar":
-        return [File(path, "tar")]
-    if extension in TABLE_EXTENSIONS:
-        return [File(path, "table")]
+    if extension in ("tar", *TABLE_EXTENSIONS):
+        return [File(path, "tar" if extension == "tar" else "table")]
     if is_remote(path) or not os.path.isdir(path):
         kinds = ", ".join(("tar", *TABLE_EXTENSIONS))
         raise SourceError(
@@ -127,10 +125,12 @@ def tar_members(stream: BinaryIO) -> tuple[list[Member], str]:
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # or it would keep them all
-                if not member.isdir():
-                    plain = member.isreg() and not member.issparse()
-                    place = member.offset_data, member.size
-                    members.append(Member(*_split_key(member.name), *place, plain))
+                if member.isdir():
+                    continue
+                folder, slash, base = member.name.rpartition("/")
+                stem, _, extension = base.partition(".")
+                key, plain = folder + slash + stem, member.isreg() and not member.issparse()
+                members.append(Member(key, extension.lower(), member.offset_data, member.size, plain))
             end = tar.offset
     except tarfile.TarError:
         pass  # told by what stands at the end
@@ -189,22 +189,12 @@ def _unusable(image: tuple[int, int], caption: tuple[int, int] | None, file_size
     return ""
 
 
-def _split_key(name: str) -> tuple[str, str]:
-    """webdataset's rule: the key ends at the first dot of the base name."""
-    folder, slash, base = name.rpartition("/")
-    stem, _, extension = base.partition(".")
-    return folder + slash + stem, extension.lower()
-
-
 def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
     for name in FOLDER_TABLES:
         table = os.path.join(path, name)
         if os.path.exists(table):
-            yield from (
-                read_jsonl(table, columns)
-                if name.endswith("jsonl")
-                else read_csv(File(table, "table"), columns)
-            )
+            read = read_jsonl if name.endswith("jsonl") else read_csv
+            yield from read(File(table, "table"), columns)
             return
     images = [name for name in list_folder(path) if name.rsplit(".", 1)[-1].lower() in IMAGE_EXTENSIONS]
     if not images:

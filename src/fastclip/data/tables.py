@@ -13,18 +13,8 @@ from fastclip.data.remote import is_remote, local_copy
 
 # The names that open_clip, img2dataset, Hugging Face and common data sets use, in the order of trying
 IMAGE_COLUMNS = (
-    "filepath",
-    "file_path",
-    "image_path",
-    "img_path",
-    "file_name",
-    "filename",
-    "image",
-    "img",
-    "path",
-    "jpg",
-    "png",
-    "webp",
+    *("filepath", "file_path", "image_path", "img_path", "file_name", "filename"),
+    *("image", "img", "path", "jpg", "png", "webp"),
 )
 CAPTION_COLUMNS = ("title", "caption", "text", "txt", "description", "sentence", "prompt", "captions")
 _LONGEST_FIELD = 1 << 24  # characters of a CSV field
@@ -34,9 +24,8 @@ _MOST_LINES = 100  # of a caption
 def read_csv(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
     """Images are file names; commas or tabs, whichever the header has more of."""
     csv.field_size_limit(_LONGEST_FIELD)
-    with open(
-        local_copy(file.path, file.version), newline="", encoding="utf-8-sig", errors="replace"
-    ) as stream:
+    path = local_copy(file.path, file.version)
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as stream:
         header = stream.readline()
         delimiter = "\t" if header.count("\t") >= header.count(",") and "\t" in header else ","
         stream.seek(0)
@@ -57,17 +46,9 @@ def find_columns(path: str, names: list[str], given: tuple[str | None, str | Non
     """The image's and the caption's column: those given, else the first of the common names."""
     found = []
     lower = {name.lower(): name for name in reversed(names)}
-    for what, wanted, common in (
-        ("image", given[0], IMAGE_COLUMNS),
-        ("caption", given[1], CAPTION_COLUMNS),
-    ):
-        column = (
-            wanted
-            if wanted in names
-            else None
-            if wanted
-            else next((lower[c] for c in common if c in lower), None)
-        )
+    for what, wanted, common in (("image", given[0], IMAGE_COLUMNS), ("caption", given[1], CAPTION_COLUMNS)):
+        known = next((lower[c] for c in common if c in lower), None) if not wanted else None
+        column = wanted if wanted in names else known
         if column is None:
             raise SourceError(
                 f"{path} has no column {wanted or f'for the {what}'}; its columns are {', '.join(names)}. "
@@ -149,9 +130,9 @@ def _empty_rows(table: Any, group: int, column: str) -> set[int]:
     return {i for i, null in enumerate(nulls.to_pylist()) if null}
 
 
-def read_jsonl(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+def read_jsonl(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
     """Hugging Face's metadata.jsonl: an object a line, file_name and a caption."""
-    found = None
+    path, found = file.path, None
     with open(path, encoding="utf-8-sig", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
             try:

@@ -30,23 +30,21 @@ def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool =
         raise ValueError(f"There is no collection {name!r}; there are {', '.join(COLLECTIONS)}.{hint}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: give 1 or more, or None for all cores.")
-    with built_once(Path(out)):
-        return _get(name, Path(out), jobs or cores(), progress)
-
-
-def _get(name: str, out: Path, jobs: int, progress: bool) -> Path:
-    if (summary := _complete(out, name)) is not None:
-        shutil.rmtree(out / RECORDS, ignore_errors=True)
-        log.info("%s: complete already, %s. Delete the folder to build it again.", out, _counts(summary))
+    out = Path(out)
+    with built_once(out):
+        if (summary := _complete(out, name)) is not None:
+            shutil.rmtree(out / RECORDS, ignore_errors=True)
+            log.info("%s: complete already, %s. Delete the folder to build it again.", out, _counts(summary))
+            return out
+        if (out / "complete.json").exists():  # but it is not complete
+            (out / RECORDS).mkdir(exist_ok=True)
+            (out / "complete.json").unlink()
+        build = import_module(COLLECTIONS[name].module).build
+        summary = build(name, out, workers=jobs or cores(), progress=progress)
+        write_whole(out / "README.md", card(summary))
+        finish(out, summary)
+        log.info("%s: %s", out, _counts(summary))
         return out
-    if (out / "complete.json").exists():  # but it is not complete
-        (out / RECORDS).mkdir(exist_ok=True)
-        (out / "complete.json").unlink()
-    summary = import_module(COLLECTIONS[name].module).build(name, out, workers=jobs, progress=progress)
-    write_whole(out / "README.md", card(summary))
-    finish(out, summary)
-    log.info("%s: %s", out, _counts(summary))
-    return out
 
 
 def _complete(out: Path, name: str) -> Record | None:
@@ -62,8 +60,7 @@ def _complete(out: Path, name: str) -> Record | None:
     summary: Record = json.loads(marker.read_text(encoding="utf-8"))
     if summary["name"] != name:
         raise FileExistsError(f"{out} holds {summary['name']!r}, not {name!r}: give another folder.")
-    parts = [out / "train" / shard for shard in summary["shards"]]
-    parts += [out / "tasks" / task for task in summary["tasks"]]
+    parts = [*(out / "train" / s for s in summary["shards"]), *(out / "tasks" / t for t in summary["tasks"])]
     if missing := [path for path in parts if not path.exists()]:
         log.warning("%s was complete, but %s is gone: building it again.", out, missing[0])
         return None
@@ -77,8 +74,7 @@ def _counts(summary: Record) -> str:
 def card(summary: Record) -> str:
     """README.md of the folder."""
     name = summary["name"]
-    known = [key for key in ("package", "renderer", "seed", "picture") if key in summary]
-    about = [f"- {key}: {summary[key]}" for key in known]
+    about = [f"- {k}: {summary[k]}" for k in ("package", "renderer", "seed", "picture") if k in summary]
     lines = [f"# {name}", "", f"Made by `fastclip data get {name}`: {_counts(summary)}.", "", *about]
     lines += ["- captions: the names that the makers gave, cleaned"] if "package" in summary else []
     lines += ["- licences: LICENSES.md", "", "## Tasks", ""]

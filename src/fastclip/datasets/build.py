@@ -14,11 +14,11 @@ import shutil
 import signal
 import tarfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,9 @@ def run(jobs: Sequence[Job], out: Path, *, workers: int, progress: bool, label: 
         log.info("%s: continuing; %d of %d parts are there.", label, done, len(jobs))
     total = sum(job.pictures for job in jobs)
     before = total - sum(job.pictures for job, _ in todo)
-    with progress_bar(label, "pictures") if progress else nullcontext(_nothing) as update:
-
-        def show(made: int) -> None:
-            update(before + made, total)
-
-        if workers == 1 or len(todo) < 2:
-            _run_here(todo, show)
-        else:
-            _run_in_pool(todo, min(workers, len(todo)), show)
+    with progress_bar(label, "pictures") if progress else nullcontext(lambda done, total: None) as update:
+        run_all = _run_here if workers == 1 or len(todo) < 2 else _run_in_pool
+        run_all(todo, min(workers, len(todo)), lambda made: update(before + made, total))
     return [json.loads(path.read_text()) for path in paths]
 
 
@@ -109,37 +103,24 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 def write_pairs(path: Path, pairs: Iterable[tuple[str, bytes, str]], extension: str = "txt") -> None:
     """A tar of pictures, KEY.png, each with its caption or label beside it, KEY.extension."""
-
-    def members() -> Iterator[tuple[str, bytes]]:
-        for key, png, text in pairs:
-            yield f"{key}.png", png
-            yield f"{key}.{extension}", text.encode()
-
-    write_tar(path, members())
+    members = (((f"{key}.png", png), (f"{key}.{extension}", text.encode())) for key, png, text in pairs)
+    write_tar(path, chain.from_iterable(members))
 
 
 def shard_counts(shards: list[Record]) -> Record:
     """What the summary says of the training shards."""
-    return {
-        "pairs": sum(record["pairs"] for record in shards),
-        "shards": {f"{i:05d}.tar": record["pairs"] for i, record in enumerate(shards)},
-    }
+    pairs = {f"{i:05d}.tar": record["pairs"] for i, record in enumerate(shards)}
+    return {"pairs": sum(pairs.values()), "shards": pairs}
 
 
 def _perform(job: Job, record: Path) -> None:
     write_whole(record, json.dumps(job.work(*job.arguments)))
 
 
-def _run_here(todo: list[tuple[Job, Path]], show: Callable[[int], None]) -> None:
+def _run_here(todo: list[tuple[Job, Path]], _workers: int, show: Callable[[int], None]) -> None:
     global _on_tick
-    made = 0
-
-    def count() -> None:
-        nonlocal made
-        made += 1
-        show(made)
-
-    before, _on_tick = _on_tick, count
+    made = count(1)
+    before, _on_tick = _on_tick, lambda: show(next(made))
     try:
         for job, record in todo:
             _perform(job, record)
@@ -171,7 +152,7 @@ def _enter_worker(made: Any, stop: Any) -> None:
     """In a worker: count for the parent, leave Ctrl-C to it, and do not outlive it (kill -9 says nothing)."""
     global _on_tick
 
-    def count() -> None:
+    def count_for_parent() -> None:
         if stop.is_set():
             raise RuntimeError("stopped: another part failed, or the run was interrupted")
         with made.get_lock():
@@ -183,13 +164,9 @@ def _enter_worker(made: Any, stop: Any) -> None:
             parent.join()
             os._exit(1)
 
-    _on_tick = count
+    _on_tick = count_for_parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
-def _nothing(*_: int) -> None:
-    pass
-
-
-_on_tick: Callable[[], None] = _nothing
+_on_tick: Callable[[], None] = lambda: None  # noqa: E731

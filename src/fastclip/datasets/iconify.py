@@ -113,17 +113,10 @@ def read(tarball: Path, only: Collection[str] | None = None) -> dict[str, IconSe
 
 def parse(prefix: str, data: dict[str, Any]) -> IconSet:
     """Visible icons in byte order of names; an alias counts only if it is flipped or turned."""
-    icons: list[Icon] = []
-    hidden = 0
-    for name in sorted({*data["icons"], *data.get("aliases", {})}):
-        merged = _resolve(name, data)
-        if merged is None:
-            continue
-        if merged.get("hidden"):
-            hidden += 1
-            continue
-        box = tuple(float(merged.get(side, default)) for side, default in _BOX.items())
-        icons.append(Icon(name, *_transform(merged["body"], box, merged)))  # type: ignore[arg-type]
+    names = sorted({*data["icons"], *data.get("aliases", {})})
+    found = {name: icon for name in names if (icon := _resolve(name, data)) is not None}
+    icons = [Icon(name, *_transform(icon)) for name, icon in found.items() if not icon.get("hidden")]
+    hidden = len(found) - len(icons)
     styles = tuple(tuple(s for s in data.get(kind, {}) if s) for kind in ("prefixes", "suffixes"))
     return IconSet(prefix, icons, hidden, data.get("info", {}), data.get("categories", {}), styles)  # type: ignore[arg-type]
 
@@ -133,7 +126,6 @@ _BOX = {"left": 0, "top": 0, "width": 16, "height": 16}  # the format's defaults
 
 def _resolve(name: str, data: dict[str, Any]) -> dict[str, Any] | None:
     """An icon in the set's box, or an alias joined with its parents; None if it shows nothing new."""
-    turns, flips = 0, {"hFlip": False, "vFlip": False}
     layers: list[dict[str, Any]] = []
     is_alias = name not in data["icons"]
     while name not in data["icons"]:
@@ -143,9 +135,8 @@ def _resolve(name: str, data: dict[str, Any]) -> dict[str, Any] | None:
         layers.append(alias)
         name = alias["parent"]
     layers.append(data["icons"][name])
-    for layer in layers:
-        turns += layer.get("rotate", 0)
-        flips = {flip: old != layer.get(flip, False) for flip, old in flips.items()}
+    turns = sum(layer.get("rotate", 0) for layer in layers)
+    flips = {flip: sum(layer.get(flip, False) for layer in layers) % 2 == 1 for flip in ("hFlip", "vFlip")}
     if is_alias and turns % 4 == 0 and not any(flips.values()):
         return None
     merged = {side: data[side] for side in _BOX if side in data}
@@ -154,15 +145,15 @@ def _resolve(name: str, data: dict[str, Any]) -> dict[str, Any] | None:
     return merged | flips | {"rotate": turns % 4}
 
 
-def _transform(body: str, box: tuple[float, ...], how: dict[str, Any]) -> tuple[str, tuple[float, ...]]:
-    """Flip, then turn by quarters, as Iconify's own renderer does."""
-    left, top, width, height = box
-    turns, steps = how["rotate"], []
-    if how["hFlip"] and how["vFlip"]:
+def _transform(icon: dict[str, Any]) -> tuple[str, tuple[float, float, float, float]]:
+    """The body and its box: flip, then turn by quarters, as Iconify's own renderer does."""
+    left, top, width, height = (float(icon.get(side, default)) for side, default in _BOX.items())
+    body, turns, steps = icon["body"], icon["rotate"], []
+    if icon["hFlip"] and icon["vFlip"]:
         turns = (turns + 2) % 4
-    elif how["hFlip"]:
+    elif icon["hFlip"]:
         steps, left, top = [f"translate({width + left:g} {-top:g})", "scale(-1 1)"], 0, 0
-    elif how["vFlip"]:
+    elif icon["vFlip"]:
         steps, left, top = [f"translate({-left:g} {height + top:g})", "scale(1 -1)"], 0, 0
     if turns == 2:
         steps.insert(0, f"rotate(180 {width / 2 + left:g} {height / 2 + top:g})")

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from fastclip.config.collections import COLLECTIONS
@@ -31,8 +32,7 @@ LONGEST_KEY = 90  # a tar header holds 100 bytes
 def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
     """Make the folder's shards, tasks and list of licences; give the summary."""
     renderer = check_renderer()
-    kept = read_plan(out) or {}
-    tarball = iconify.fetch(wanted=kept.get("package"))
+    tarball = iconify.fetch(wanted=(read_plan(out) or {}).get("package"))
     held_names = COLLECTIONS[name].held_out
     sets = iconify.read(tarball, {*EMOJI_TRAIN, *held_names} if name == "emoji" else None)
     vocabulary = words_of(sets[prefix] for prefix in EMOJI_TRAIN if prefix in sets)
@@ -41,13 +41,11 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
     held_out = {p: (pairs[p], held_out_tasks(sets[p], pairs[p])) for p in held_names if p in pairs}
 
     plan = {"name": name, "package": iconify.version_of(tarball), "renderer": renderer, "size": SIZE}
-    begin(out, plan | {"content": _fingerprint(tarball, train, held_out.values())})
-    tests = run(
-        _task_jobs(out, held_out), out, workers=workers, progress=progress, label=f"{name}, held-out sets"
-    )
+    begin(out, plan | {"content": _fingerprint(tarball, train, [tasks for _, tasks in held_out.values()])})
+    run_jobs = partial(run, out=out, workers=workers, progress=progress)
+    tests = run_jobs(_task_jobs(out, held_out), label=f"{name}, held-out sets")
     digests = {digest for record in tests for digest in record["digests"]}
-    jobs = _shard_jobs(out, train, digests)
-    shards = run(jobs, out, workers=workers, progress=progress, label=f"{name}, training pairs")
+    shards = run_jobs(_shard_jobs(out, train, digests), label=f"{name}, training pairs")
 
     used = {prefix: sets[prefix] for prefix in sets if pairs.get(prefix)}
     roles = {prefix: "held out" if prefix in held_names else "training" for prefix in used}
@@ -58,17 +56,10 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
         "renderer": f"resvg-py {renderer}",
         "picture": f"{SIZE}x{SIZE} RGB PNG on white",
         "sets": {p: {"role": roles[p], "icons": len(pairs[p]), "hidden": sets[p].hidden} for p in used},
-        **_counts(shards, tests),
-        "left_out": _left_out(sets, pairs, shards + tests),
-    }
-
-
-def _counts(shards: list[Record], tests: list[Record]) -> Record:
-    tasks = {task: counts for record in tests for task, counts in record["tasks"].items()}
-    return {
         **shard_counts(shards),
-        "tasks": dict(sorted(tasks.items())),
+        "tasks": dict(sorted(item for record in tests for item in record["tasks"].items())),
         "skipped": dict(sorted(item for record in shards + tests for item in record["skipped"].items())),
+        "left_out": _left_out(sets, pairs, shards + tests),
     }
 
 
@@ -135,15 +126,13 @@ def _shard_jobs(out: Path, train: list[Pair], digests: set[str]) -> list[Job]:
     return jobs
 
 
-def _fingerprint(
-    tarball: Path, train: Sequence[Pair], held_out: Iterable[tuple[list[Pair], list[Task]]]
-) -> str:
+def _fingerprint(tarball: Path, train: Sequence[Pair], asked: Iterable[list[Task]]) -> str:
     """Of all that decides the result: drawings (by the tarball), keys, captions and tasks."""
     with tarball.open("rb") as file:
         found = hashlib.file_digest(file, "sha256")
     for pair in train:
         found.update(f"{pair.key}\t{pair.caption}\n".encode())
-    for _, tasks in held_out:
+    for tasks in asked:
         found.update(repr(tasks).encode())
     return found.hexdigest()
 

@@ -85,8 +85,7 @@ def _render_all(
     pairs: Sequence[Pair], held_out: Collection[str] = ()
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Pictures by key, and why the others are left out."""
-    pictures: dict[str, bytes] = {}
-    skipped: dict[str, str] = {}
+    pictures, skipped = {}, {}
     for pair in pairs:
         png = render(pair.icon.svg(SIZE))
         tick()

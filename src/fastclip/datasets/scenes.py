@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import cos, pi, sin
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from PIL import Image, ImageDraw
 
 from fastclip.datasets.build import Job, Record, begin, run, shard_counts, tick, write_pairs
 from fastclip.datasets.render import SIZE, encode
-from fastclip.datasets.tasks import Task, write_task
+from fastclip.datasets.tasks import Kind, Task, write_task
 from fastclip.files import write_whole
 
 SEED = 0
@@ -62,8 +63,7 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
     count = TRAIN // SHARDS
     jobs = [Job("tasks", draw_tasks, (out / "tasks",), 4 * TEST)]
     for i in range(SHARDS):
-        path = out / "train" / f"{i:05d}.tar"
-        jobs.append(Job(f"shard-{i:05d}", draw_shard, (path, i, count), count))
+        jobs.append(Job(f"shard-{i:05d}", draw_shard, (out / "train" / f"{i:05d}.tar", i, count), count))
     tasks, *shards = run(jobs, out, workers=workers, progress=progress, label=name)
     write_whole(out / "LICENSES.md", "# Licences\n\nDrawn by fastclip; nobody else's work is in them.\n")
     return {
@@ -103,20 +103,18 @@ def draw_tasks(folder: Path) -> Record:
     colours = ("a {c}", *(Thing("", colour, "{c}").words(size=False) for colour in COLOURS))
     asked: tuple[tuple[str, Callable[[random.Random], Examples], tuple[str, ...], tuple[str, ...]], ...] = (
         ("retrieval", _sentences, (), ()),
-        ("colour", _colours, tuple(COLOURS), shapes),
-        ("shape", _shapes, SHAPES, colours),
+        ("colour", partial(_single, "colour"), tuple(COLOURS), shapes),
+        ("shape", partial(_single, "shape"), SHAPES, colours),
         ("relation", _relations, tuple(RELATIONS), ("a circle {c} a square",)),
     )
     counts = {}
     for name, make, classes, templates in asked:
-        answers, pictures = [], {}
+        answers, pictures = {}, {}
         for i, (answer, png) in enumerate(make(random.Random(f"scenes {SEED} _{name}"))):
-            answers.append((f"{i:06d}", answer))
-            pictures[f"{i:06d}"] = png
+            answers[f"{i:06d}"], pictures[f"{i:06d}"] = answer, png
             tick()
-        task = Task(
-            f"scenes_{name}", "classification" if classes else "retrieval", tuple(answers), classes, templates
-        )
+        kind: Kind = "classification" if classes else "retrieval"
+        task = Task(f"scenes_{name}", kind, tuple(answers.items()), classes, templates)
         counts[task.name] = write_task(folder / task.name, task, pictures)
     return {"tasks": dict(sorted(counts.items()))}
 
@@ -132,18 +130,11 @@ def _sentences(rng: random.Random) -> Examples:
             yield caption, draw(rng, zip(pair, RELATIONS[relation], strict=True))
 
 
-def _colours(rng: random.Random) -> Examples:
-    return ((thing.colour, png) for thing, png in _single(rng))
-
-
-def _shapes(rng: random.Random) -> Examples:
-    return ((thing.shape, png) for thing, png in _single(rng))
-
-
-def _single(rng: random.Random) -> Iterator[tuple[Thing, bytes]]:
+def _single(asked: str, rng: random.Random) -> Examples:
+    """Single things; asked is their colour or their shape."""
     for _ in range(TEST):
         thing = _thing(rng, held_out=True)
-        yield thing, draw(rng, [(thing, rng.choice(list(PLACES.values())))])
+        yield getattr(thing, asked), draw(rng, [(thing, rng.choice(list(PLACES.values())))])
 
 
 def _relations(rng: random.Random) -> Examples:

@@ -24,6 +24,8 @@ AFTER_HEAD = {
 NOT_A_THING = {
     *("brand", "logo", "logos", "social", "google", "microsoft", "ibm", "cics", "bpmn", "symbol", "sign"),
 }
+Items = Sequence[tuple[str, str]]  # keys with a label
+Kind = Literal["retrieval", "classification"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Task:
     """Pictures with captions (retrieval) or with one of `classes` (classification)."""
 
     name: str
-    kind: Literal["retrieval", "classification"]
+    kind: Kind
     items: tuple[tuple[str, str], ...]
     """A picture's key with its caption or its class."""
     classes: tuple[str, ...] = ()
@@ -75,7 +77,7 @@ def words(name: str, named: Sequence[Named], *, emoji: bool) -> Task | None:
     heads = {one: head(one.caption, emoji=emoji) for one in named}
     common = {word for word, n in Counter(heads.values()).items() if word and n >= LEAST}
     items = [(one.key, heads[one]) for one in named if _mentions(one, common) == {heads[one]}]
-    return _classification(name, items, ["{c}"], least=LEAST, least_classes=LEAST_WORDS)
+    return _classification(name, items, least=LEAST, fewest=LEAST_WORDS)
 
 
 def _mentions(one: Named, common: set[str]) -> set[str]:
@@ -103,40 +105,32 @@ def flags(name: str, named: Sequence[Named]) -> Task | None:
             items.append((one.key, found[1]))
         elif "Flags" in one.categories and not re.search(r"flag|regional ?indicator", one.caption):
             items.append((one.key, one.caption))
-    return _classification(name, items, ["flag {c}"], least_classes=LEAST)
+    return _classification(name, items, "flag {c}", fewest=LEAST)
 
 
 def skin_tones(name: str, named: Sequence[Named]) -> Task | None:
     """Which of the five tones? Pictures of two people with two tones are left out."""
-    items = []
-    for one in named:
-        tones = set(TONE.findall(one.caption))
-        if len(tones) == 1:
-            items.append((one.key, f"{tones.pop()} skin tone"))
+    tones = {one.key: set(TONE.findall(one.caption)) for one in named}
+    items = [(key, f"{found.pop()} skin tone") for key, found in tones.items() if len(found) == 1]
     order = [f"{tone.replace('-', ' ')} skin tone" for tone in TONES]
-    return _classification(name, items, ["{c}"], least=LEAST, order=order)
+    return _classification(name, items, least=LEAST, order=order)
 
 
 def categories(name: str, named: Sequence[Named]) -> Task | None:
     """The package's own headings. They name no picture, so this is hard, and is reported apart."""
     items = [(one.key, one.categories[0]) for one in named if len(one.categories) == 1]
-    return _classification(name, items, ["{c}"], least=LEAST)
+    return _classification(name, items, least=LEAST)
 
 
 def _classification(
-    name: str,
-    items: Sequence[tuple[str, str]],
-    templates: Sequence[str],
-    least: int = 1,
-    least_classes: int = 2,
-    order: Sequence[str] | None = None,
+    name: str, items: Items, template: str = "{c}", least: int = 1, fewest: int = 2, order: Sequence[str] = ()
 ) -> Task | None:
     sizes = Counter(label for _, label in items)
     classes = [label for label in order or sorted(sizes) if sizes[label] >= least]
-    if len(classes) < least_classes:
+    if len(classes) < fewest:
         return None
     kept = tuple((key, label) for key, label in items if label in set(classes))
-    return Task(name, "classification", kept, tuple(classes), tuple(templates))
+    return Task(name, "classification", kept, tuple(classes), (template,))
 
 
 def write_task(folder: Path, task: Task, pictures: Mapping[str, bytes]) -> dict[str, Any]:
@@ -150,8 +144,7 @@ def write_task(folder: Path, task: Task, pictures: Mapping[str, bytes]) -> dict[
         write_whole(part / "test" / "nshards.txt", "1\n")
         if task.kind == "classification":
             write_whole(part / "classnames.txt", "".join(f"{name}\n" for name in task.classes))
-            write_whole(
-                part / "zeroshot_classification_templates.txt", "".join(f"{t}\n" for t in task.templates)
-            )
+            templates = "".join(f"{template}\n" for template in task.templates)
+            write_whole(part / "zeroshot_classification_templates.txt", templates)
         write_pairs(part / "test" / "0.tar", pairs, "txt" if task.kind == "retrieval" else "cls")
     return {"kind": task.kind, "pictures": len(items), "classes": len(task.classes)}
