@@ -74,12 +74,8 @@ def evaluate(
         )
     folders, out = _selected(folders, select), out or _results_folder(model)
     results = _score_all(model, folders, pretrained, checkpoint, out, precision, batch_size, workers)
-    if results is None:  # worker 0 speaks
-        return
-    values = {result.task: result.value for result in results if result.value is not None}
-    (_print_json if json else _print_table)(results, chosen.means(values) if chosen else None, missing)
-    if failed := [result.task for result in results if result.error]:
-        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
+    if results is not None:  # worker 0 speaks
+        _report(results, chosen, missing, json)
 
 
 evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
@@ -163,6 +159,14 @@ def _score_all(
                 if world.main and done.get(result.key) != result:
                     append_result(file, result)
         return results if world.main else None
+
+
+def _report(results: list[Result], suite: Suite | None, missing: list[str], json: bool) -> None:
+    """Print the results; what could not be scored is an error in the end."""
+    values = {result.task: result.value for result in results if result.value is not None}
+    (_print_json if json else _print_table)(results, suite.means(values) if suite else None, missing)
+    if failed := [result.task for result in results if result.error]:
+        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
 
 
 def _print_json(results: list[Result], means: list[Mean] | None, missing: list[str]) -> None:
