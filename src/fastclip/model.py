@@ -83,15 +83,16 @@ def build_model(
         dtype: float32, or float64 where results are compared.
         seed: what new weights depend on, and nothing else.
     """
-    _check_choice("freeze", freeze, Freeze)
-    _check_choice("batch_norm", batch_norm, BatchNorm)
+    for field, value, choices in (("freeze", freeze, Freeze), ("batch_norm", batch_norm, BatchNorm)):
+        if value not in get_args(choices):
+            raise ValueError(f"{field}={value!r} must be one of {', '.join(get_args(choices))}.")
     if tau is not None and not tau > 0:
         raise ValueError(f"tau={tau} must be positive; try 0.07.")
     name = find_model(name)
-    source = None if pretrained is None else find_weights(name, str(pretrained))
-    clip, model_cfg = _create(name, logit_bias, seed, {} if source is None else source.preprocess_cfg)
-    if source is not None:
-        load_weights(clip, name, source.file)
+    file, preprocess_cfg = (None, {}) if pretrained is None else find_weights(name, str(pretrained))
+    clip, model_cfg = _create(name, logit_bias, seed, preprocess_cfg)
+    if file is not None:
+        load_weights(clip, name, file)
     if tau is not None:
         nn.init.constant_(clip.logit_scale, -ln(tau))
     if batch_norm == "sync":
@@ -139,10 +140,7 @@ class TwoTowers(nn.Module):
             self._always_eval += [module for module in clip.modules() if isinstance(module, _BATCH_NORMS)]
 
     def forward(
-        self,
-        images: Tensor,
-        tokens: Tensor,
-        on_image_features: Callable[[Tensor], None] | None = None,
+        self, images: Tensor, tokens: Tensor, on_image_features: Callable[[Tensor], None] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Image and text features of unit length; `on_image_features` gets the former before texts run."""
         layout = torch.channels_last if self.channels_last else torch.preserve_format
@@ -173,11 +171,7 @@ class TwoTowers(nn.Module):
     @property
     def preprocess_cfg(self) -> dict[str, Any]:
         """How an image becomes the model's input: open_clip's `PreprocessCfg`."""
-        return self.clip.visual.preprocess_cfg | {
-            "size": self.image_size,
-            "mean": self.mean,
-            "std": self.std,
-        }
+        return self.clip.visual.preprocess_cfg | {"size": self.image_size, "mean": self.mean, "std": self.std}
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -227,10 +221,14 @@ def _register(path: Path, config: dict[str, Any]) -> str:
 
 
 def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tuple[Any, dict]:
-    """An open_clip model with new weights, and the config that builds it again."""
+    """An open_clip model with new weights, and the config that builds it again.
+
+    Weights are drawn on the CPU, whatever the device; torch.manual_seed would seed the GPUs too.
+    """
     start: dict[str, Any] = _SIGLIP_START if logit_bias else {"init_logit_bias": None}
     try:
-        with _from_seed(seed), _without_open_clips_warning():
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _without_open_clips_warning():
+            torch.default_generator.manual_seed(seed)
             clip = open_clip.create_model(
                 name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess_cfg, **start
             )
@@ -242,19 +240,11 @@ def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tup
 
 
 @contextmanager
-def _from_seed(seed: int) -> Iterator[None]:
-    """Draw from `seed` on the CPU, whatever the device; torch.manual_seed would seed the GPUs too."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
-@contextmanager
 def _without_open_clips_warning() -> Iterator[None]:
     """open_clip warns that weights are random; here they are meant to be, or are loaded right after."""
 
     def is_other(record: logging.LogRecord) -> bool:
-        return "weights loaded" not in record.getMessage() and "weights found" not in record.getMessage()
+        return not any(words in record.getMessage() for words in ("weights loaded", "weights found"))
 
     root = logging.getLogger()
     root.addFilter(is_other)
@@ -285,8 +275,3 @@ def _side(name: str) -> str | None:
     if name.startswith("logit_"):
         return None
     return "image" if name.split(".")[0] == "visual" else "text"
-
-
-def _check_choice(field: str, value: str, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{field}={value!r} must be one of {', '.join(get_args(choices))}.")

@@ -7,7 +7,7 @@ import logging
 import pickle
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import open_clip
 import torch
@@ -30,19 +30,10 @@ _WEIGHT_FILES = (  # of such a folder, the best first
 )
 
 
-class Weights(NamedTuple):
-    """A file of weights, and how images were prepared for them, if that is known."""
-
-    file: Path
-    preprocess_cfg: dict[str, Any]
-
-
-def find_weights(name: str, pretrained: str) -> Weights:
-    """The file that `pretrained` means, and how its images were prepared if that is known."""
-    path = Path(pretrained).expanduser()
-    described: dict[str, Any] = {}
-    tag = open_clip.get_pretrained_cfg(name, pretrained)
-    if tag:
+def find_weights(name: str, pretrained: str) -> tuple[Path, dict[str, Any]]:
+    """The file that `pretrained` means, and how its images were prepared (preprocess_cfg) if known."""
+    path, described = Path(pretrained).expanduser(), {}
+    if tag := open_clip.get_pretrained_cfg(name, pretrained):
         _check_quick_gelu(name, pretrained, tag)
         try:
             path = Path(open_clip.download_pretrained(tag))
@@ -54,14 +45,14 @@ def find_weights(name: str, pretrained: str) -> Weights:
             config = read_config(path / CONFIG_FILE)
             _check_quick_gelu(name, pretrained, config.get("model_cfg", config))
             described = config.get("preprocess_cfg") or {}
-        files = [path / file for file in _WEIGHT_FILES if (path / file).is_file()]
-        if not files:
+        file = next((file for file in _WEIGHT_FILES if (path / file).is_file()), None)
+        if file is None:
             raise ValueError(f"pretrained={pretrained!r} holds no weights, such as {_WEIGHT_FILES[0]}.")
-        path = files[0]
+        path /= file
     elif not path.is_file():
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
         raise ValueError(f"pretrained={pretrained!r}: no such file, nor a tag of {name} (it has: {tags}).")
-    return Weights(path, {key: value for key, value in described.items() if key != "size"})
+    return path, {key: value for key, value in described.items() if key != "size"}
 
 
 def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
@@ -111,11 +102,9 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
     """A file's tensors by name, as plain data: a pickle that asks for more is refused, and never run."""
+    plain = file.suffix == ".safetensors"
     try:
-        if file.suffix == ".safetensors":
-            content = load_file(file)
-        else:
-            content = torch.load(file, map_location="cpu", weights_only=True)
+        content = load_file(file) if plain else torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file can raise anything
         raise ValueError(f"pretrained: {file} cannot be loaded: {_reason(error)}.") from error
     state = content.get("state_dict", content) if isinstance(content, dict) else content

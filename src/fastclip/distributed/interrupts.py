@@ -36,10 +36,8 @@ class StoppedCleanly(Exception):
 class Decision(NamedTuple):
     """What all workers do next."""
 
-    stop: bool
-    """Somebody was asked to stop."""
-    due: bool
-    """Worker 0 says that what goes by the clock, such as a checkpoint every few minutes, is due."""
+    stop: bool  # somebody was asked to
+    due: bool  # worker 0 says that what goes by the clock, such as a checkpoint every few minutes, is due
 
 
 class Interrupts:
@@ -104,8 +102,7 @@ class Interrupts:
             return Decision(False, False)
         words, work = self._sent
         work.wait()
-        stop, due = words.tolist()
-        return Decision(bool(stop), bool(due))
+        return Decision(*words.bool().tolist())
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:

@@ -29,11 +29,9 @@ class World:
 
     rank: int
     size: int
-    local_rank: int
-    """This worker's number on its machine, which is that of its GPU."""
+    local_rank: int  # this worker's number on its machine, which is that of its GPU
     device: torch.device
-    control: dist.ProcessGroup | None
-    """A gloo group, for words between workers that must not touch the GPU; None alone, and when left."""
+    control: dist.ProcessGroup | None  # gloo, for words that must not touch the GPU; None alone and when left
 
     @classmethod
     def alone(cls, device: torch.device | str = "cpu") -> World:
@@ -109,7 +107,8 @@ def joined(*, timeout: float = 1800) -> Iterator[World]:
         world.barrier()  # nobody leaves while another may still need what worker 0 keeps for all
     except BaseException as error:
         _break_off(world)
-        if _is_of_the_network(error):
+        # gloo's errors are of no kind of their own, but name its source file
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error)):
             raise RuntimeError(_lost(world, timeout, error)) from error
         raise
     _leave(world)
@@ -172,10 +171,10 @@ def _under_srun(environ: Mapping[str, str]) -> Place:
     if "MASTER_PORT" in environ:
         port = _integer(environ, "MASTER_PORT")
     else:  # another one for each step of each job: several may share a machine
-        _require(
-            environ, ("SLURM_JOB_ID", "SLURM_STEP_ID"), "srun sets both, or set MASTER_PORT, say to 29500"
-        )
-        port = 20_000 + (31 * _integer(environ, "SLURM_JOB_ID") + _integer(environ, "SLURM_STEP_ID")) % 40_000
+        ids = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+        _require(environ, ids, "srun sets both, or set MASTER_PORT, say to 29500")
+        job, step = (_integer(environ, name) for name in ids)
+        port = 20_000 + (31 * job + step) % 40_000
     address = environ.get("MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"])
     return _checked(Place(rank, size, local_rank, address, port))
 
@@ -192,20 +191,18 @@ def _first_host(nodelist: str) -> str:
 
 
 def _checked(place: Place) -> Place:
-    if not 0 <= place.rank < place.size:
-        raise ValueError(
-            f"This is worker {place.rank} of {place.size}: the number must lie in [0, {place.size})."
-        )
-    if place.local_rank < 0:
-        raise ValueError(f"The local rank is {place.local_rank}; try 0 with one worker on each machine.")
-    if not 0 < place.port < 65_536:
-        raise ValueError(f"MASTER_PORT={place.port} must lie in [1, 65535]; try 29500.")
+    rank, size, local_rank, _, port = place
+    if not 0 <= rank < size:
+        raise ValueError(f"This is worker {rank} of {size}: the number must lie in [0, {size}).")
+    if local_rank < 0:
+        raise ValueError(f"The local rank is {local_rank}; try 0 with one worker on each machine.")
+    if not 0 < port < 65_536:
+        raise ValueError(f"MASTER_PORT={port} must lie in [1, 65535]; try 29500.")
     return place
 
 
 def _require(environ: Mapping[str, str], names: tuple[str, ...], advice: str) -> None:
-    missing = [name for name in names if not environ.get(name)]
-    if missing:
+    if missing := [name for name in names if not environ.get(name)]:
         there = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
         raise ValueError(f"{', '.join(missing)} not set in the environment, beside {there}. {advice}.")
 
@@ -307,11 +304,6 @@ def _break_off(world: World) -> None:
         if world.device.type == "cuda":
             _default_group().abort()  # or NCCL would wait for kernels that wait for the others
         dist.destroy_process_group()
-
-
-def _is_of_the_network(error: BaseException) -> bool:
-    """Whether an exchange failed; gloo's errors are of no kind of their own, but name its source file."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
 def _lost(world: World, timeout: float, error: BaseException) -> str:

@@ -75,8 +75,7 @@ def evaluate(
     folders, out = _selected(folders, select), out or _results_folder(model)
     results = _score_all(model, folders, pretrained, checkpoint, out, precision, batch_size, workers)
     if results is not None:  # worker 0 speaks
-        (_print_json if json else _print_table)(results, chosen, missing)
-        _check_scored(results)
+        _report(results, chosen, missing, json)
 
 
 evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
@@ -88,9 +87,7 @@ def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:
     from fastclip.evaluation.layout import find_tasks
 
     folder = Path(os.path.abspath(Path(tasks).expanduser()))
-    found: dict[str, Path | str] = {}
-    if folder.is_dir():
-        found |= find_tasks(folder)
+    found: dict[str, Path | str] = {**find_tasks(folder)} if folder.is_dir() else {}
     if suite is not None:
         return {row.folder: found[row.folder] for row in suite.rows if row.folder in found}
     if not found and (folder / "tasks").is_dir():
@@ -105,10 +102,9 @@ def _selected(folders: dict[str, Path | str], select: str | None) -> dict[str, P
     if select is None:
         return folders
     names = [name.strip() for name in select.split(",") if name.strip()]
-    unknown = [name for name in names if name not in folders]
-    if unknown or not names:
-        name = unknown[0] if unknown else select
-        raise ValueError(f"--select {name}: there is no such task; there are {', '.join(folders) or 'none'}.")
+    if unknown := [name for name in names if name not in folders] if names else [select]:
+        there = ", ".join(folders) or "none"
+        raise ValueError(f"--select {unknown[0]}: there is no such task; there are {there}.")
     return {name: folders[name] for name in names}
 
 
@@ -165,49 +161,42 @@ def _score_all(
         return results if world.main else None
 
 
-def _check_scored(results: list[Result]) -> None:
-    failed = [result.task for result in results if result.error]
-    if failed:
+def _report(results: list[Result], suite: Suite | None, missing: list[str], json: bool) -> None:
+    """Print the results; what could not be scored is an error in the end."""
+    values = {result.task: result.value for result in results if result.value is not None}
+    (_print_json if json else _print_table)(results, suite.means(values) if suite else None, missing)
+    if failed := [result.task for result in results if result.error]:
         raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
 
 
-def _print_json(results: list[Result], suite: Suite | None, missing: list[str]) -> None:
+def _print_json(results: list[Result], means: list[Mean] | None, missing: list[str]) -> None:
     found: dict = {"results": [asdict(result) for result in results]}
-    if suite is not None:
-        found["means"] = [mean._asdict() | {"partial": mean.partial} for mean in _means(results, suite)]
+    if means is not None:
+        found["means"] = [mean._asdict() | {"partial": mean.partial} for mean in means]
         found["missing"] = missing
     print(json_module.dumps(found, indent=2))
 
 
-def _print_table(results: list[Result], suite: Suite | None, missing: list[str]) -> None:
-    from rich.table import Table
+def _print_table(results: list[Result], means: list[Mean] | None, missing: list[str]) -> None:
+    from rich.table import Column, Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("task", overflow="fold")
-    table.add_column("images", justify="right", no_wrap=True)
-    table.add_column("measure", no_wrap=True)
-    table.add_column("%", justify="right", no_wrap=True)
+    images, percent = (Column(name, justify="right", no_wrap=True) for name in ("images", "%"))
+    columns = Column("task", overflow="fold"), images, Column("measure", no_wrap=True), percent
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for result in results:
-        images = f"{result.images - result.unusable:,}" if result.images else "–"
+        used = f"{result.images - result.unusable:,}" if result.images else "–"
         value = "–" if result.value is None else f"{100 * result.value:.2f}"
-        table.add_row(result.task, images, result.measure or "not scored", value)
+        table.add_row(result.task, used, result.measure or "not scored", value)
     console().print(table)
     for result in results:
         if result.unusable:
             print(f"{result.task}: {result.unusable:,} images could not be used, and were left out")
         if result.error:
             print(f"{result.task}: {result.error}")
-    if suite is None:
-        return
-    print()
-    for mean in _means(results, suite):
-        print(mean)
-    if missing:
+    if means is not None:
+        print("", *means, sep="\n")
+    if missing:  # of a suite
         print(f"missing: {', '.join(missing)}")
-
-
-def _means(results: list[Result], suite: Suite) -> list[Mean]:
-    return suite.means({result.task: result.value for result in results if result.value is not None})
 
 
 def _print_list(folders: dict[str, Path | str], missing: list[str], json: bool) -> None:

@@ -23,18 +23,10 @@ from fastclip.data.loader import BadSample, Tokenizer, leave_group
 from fastclip.data.manifest import Manifest, caption_lines
 from fastclip.data.readers import UNUSABLE
 from fastclip.distributed.world import World
+from fastclip.model import TwoTowers
 
 log = logging.getLogger(__name__)
-
-
-class TwoTowers(Protocol):
-    """What holds an open_clip model, with its `encode_image` and `encode_text`."""
-
-    clip: Any
-
-    def eval_transform(self) -> Callable[[Image.Image], Tensor]: ...
-
-    def tokenizer(self) -> Any: ...
+Progress = Callable[[int, int], None]  # is given what is done, and the total
 
 
 class Pictures(Protocol):
@@ -53,10 +45,8 @@ class ImageFeatures(NamedTuple):
     """Unit-length features of the images that can be used, in their order."""
 
     image_bd: Tensor
-    kept_b: Tensor
-    """The number of each row's image."""
-    bad: list[BadSample]
-    """Images that could not be used, over all workers."""
+    kept_b: Tensor  # the number of each row's image
+    bad: list[BadSample]  # images that could not be used, over all workers
 
 
 class Features(NamedTuple):
@@ -64,10 +54,8 @@ class Features(NamedTuple):
 
     image_bd: Tensor
     text_md: Tensor
-    image_of_text: Tensor
-    """m, the row of each text's image."""
-    unusable: int
-    """Pairs that were left out, over all workers; those that indexing left out are not among them."""
+    image_of_text: Tensor  # m, the row of each text's image
+    unusable: int  # pairs left out, over all workers; those that indexing left out are not among them
 
 
 class Encoder:
@@ -100,35 +88,33 @@ class Encoder:
         self.clip, self.world = model.clip, world
         self.transform = transform or model.eval_transform()
         self.tokenizer = tokenizer or model.tokenizer()
-        self.device, self.batch_size, self.workers = world.device, batch_size, workers
-        self.autocast = autocast
+        self.device, self.autocast = world.device, autocast
+        self.batch_size, self.workers = batch_size, workers
         self.dtype = next(model.clip.visual.parameters()).dtype
 
-    def images(self, pictures: Pictures, progress: Callable[[int, int], None] | None = None) -> ImageFeatures:
+    def images(self, pictures: Pictures, progress: Progress | None = None) -> ImageFeatures:
         """Features of all images but the broken ones, which are named; none at all is an error."""
-        first, last = self._batches(len(pictures))
-        ends = [min(number * self.batch_size, len(pictures)) for number in range(first, last + 1)]
+        batches = self._batches(len(pictures))
+        start, stop = batches.start * self.batch_size, min(batches.stop * self.batch_size, len(pictures))
         loader = DataLoader(
             _ImageBatches(pictures, self.transform, self.batch_size),
-            sampler=range(first, last),
+            sampler=batches,
             batch_size=None,  # the data set makes whole batches
             num_workers=self.workers,
-            collate_fn=_as_it_is,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # or it would draw from the process's own
             worker_init_fn=leave_group,
         )
         parts, kept, bad = [], [torch.empty(0, dtype=torch.int64)], []
         with self._failing_together(), self._evaluating():
-            for end, batch in zip(ends[1:], loader, strict=True):
-                bad += batch.bad
-                if len(batch.kept):
-                    images = batch.images.to(self.device, self.dtype, non_blocking=True)
-                    parts.append(self._encode_images(images))
-                    kept.append(batch.kept)
+            for number, (images, kept_b, unusable) in zip(batches, loader, strict=True):
+                bad += unusable
+                if len(kept_b):
+                    parts.append(self._encode_images(images.to(self.device, self.dtype, non_blocking=True)))
+                    kept.append(kept_b)
                 if progress:
-                    progress(end - ends[0], ends[-1] - ends[0])
-        _report(bad, ends[-1] - ends[0])
+                    progress(min((number + 1) * self.batch_size, stop) - start, stop - start)
+        _report(bad, stop - start)
         everyones = [one for each in self.world.gather(bad) for one in each]
         if len(everyones) == len(pictures):
             raise ValueError(
@@ -140,15 +126,13 @@ class Encoder:
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """Features of all texts."""
-        first, last = self._batches(len(texts))
         parts = []
         with self._failing_together(), self._evaluating():
-            for number in range(first, last):
+            for number in self._batches(len(texts)):
                 start = number * self.batch_size
                 tokens = self.tokenizer(list(texts[start : start + self.batch_size]))
                 _check_tokens(tokens, self.clip)
-                tokens = tokens.to(self.device, non_blocking=True)
-                parts.append(self.clip.encode_text(tokens, normalize=True))
+                parts.append(self.clip.encode_text(tokens.to(self.device, non_blocking=True), normalize=True))
         return self._joined(parts, len(texts))
 
     def captions(self, captions: Sequence[list[str]]) -> tuple[Tensor, Tensor]:
@@ -157,22 +141,21 @@ class Encoder:
         image_of_text = torch.arange(len(captions), device=self.device).repeat_interleave(counts)
         return self.texts([line for lines in captions for line in lines]), image_of_text
 
-    def pairs(self, manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> Features:
+    def pairs(self, manifest: Manifest, progress: Progress | None = None) -> Features:
         """Features of a collection; a caption of several lines is several texts of one image."""
-        pairs = _Pairs(manifest)
-        found = self.images(pairs, progress)
-        text_md, image_of_text = self.captions([pairs.texts(number) for number in found.kept_b.tolist()])
+        found = self.images(_Pairs(manifest), progress)
+        kept = map(manifest.place, found.kept_b.tolist())
+        text_md, image_of_text = self.captions([caption_lines(manifest.caption_at(place)) for place in kept])
         return Features(found.image_bd, text_md, image_of_text, len(found.bad))
 
     def all_agree(self, mine: bool) -> bool:
         """Whether it is so on every worker."""
         return all(self.world.gather(mine))
 
-    def _batches(self, items: int) -> tuple[int, int]:
-        """The first batch of this worker, and the first that is not."""
-        batches = -(-items // self.batch_size)
-        first, last = (batches * part // self.world.size for part in (self.world.rank, self.world.rank + 1))
-        return first, last
+    def _batches(self, items: int) -> range:
+        """The batches of this worker."""
+        batches, rank = -(-items // self.batch_size), self.world.rank
+        return range(batches * rank // self.world.size, batches * (rank + 1) // self.world.size)
 
     def _encode_images(self, images: Tensor) -> Tensor:
         try:
@@ -190,16 +173,12 @@ class Encoder:
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
         """An error of one worker is raised on all; or they would wait for features that never come."""
-        failure = None
         try:
             yield
         except Exception as error:
-            failure = error
-        mine = None if failure is None else f"{type(failure).__name__}: {failure}"
-        told = next((reason for reason in self.world.gather(mine) if reason is not None), None)
-        if failure is not None:
-            raise failure
-        if told is not None:
+            self.world.gather(f"{type(error).__name__}: {error}")
+            raise
+        if told := next(filter(None, self.world.gather("")), None):
             raise RuntimeError(f"Another worker failed: {told}")
 
     @contextmanager
@@ -208,9 +187,8 @@ class Encoder:
         modes = [(module, module.training) for module in self.clip.modules()]
         self.clip.eval()
         # Up to torch 2.9 a caller's autocast kept what was cast here, without gradients.
-        casting = torch.autocast(
-            self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False
-        )
+        on = self.autocast is not None
+        casting = torch.autocast(self.device.type, self.autocast, enabled=on, cache_enabled=False)
         try:
             with torch.inference_mode(), casting:
                 yield
@@ -246,23 +224,14 @@ class _Pairs:
     def where(self, number: int) -> str:
         return self.manifest.where(number)
 
-    def texts(self, number: int) -> list[str]:
-        return caption_lines(self.manifest.caption_at(self.manifest.place(number)))
-
-
-class _Batch(NamedTuple):
-    images: Tensor
-    kept: Tensor
-    bad: list[BadSample]
-
 
 class _ImageBatches(Dataset):
-    """Item i holds the images from i·batch_size on; nothing but `bad` if none of them can be used."""
+    """Item i holds the images from i·batch_size on that can be used, their numbers, and the bad ones."""
 
     def __init__(self, pictures: Pictures, transform: Callable, batch_size: int):
         self.pictures, self.transform, self.batch_size = pictures, transform, batch_size
 
-    def __getitem__(self, number: int) -> _Batch:
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor, list[BadSample]]:
         start = number * self.batch_size
         images, kept, bad = [], [], []
         for i in range(start, min(start + self.batch_size, len(self.pictures))):
@@ -274,11 +243,7 @@ class _ImageBatches(Dataset):
             images.append(self.transform(image))
             kept.append(i)
         stacked = default_collate(images) if images else torch.empty(0)
-        return _Batch(stacked, torch.tensor(kept, dtype=torch.int64), bad)
-
-
-def _as_it_is(batch):
-    return batch
+        return stacked, torch.tensor(kept, dtype=torch.int64), bad
 
 
 def _check_tokens(tokens: Tensor, clip: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -13,10 +12,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from fastclip.data.loader import BadSample
-from fastclip.evaluation.features import Encoder, ImageFeatures, Pictures
+from fastclip.evaluation.features import Encoder, ImageFeatures, Pictures, Progress
 from fastclip.model import TwoTowers
 
 log = logging.getLogger(__name__)
@@ -38,11 +36,7 @@ def model_key(model: TwoTowers, autocast: torch.dtype | None) -> str:
 
 
 def kept_features(
-    pictures: Pictures,
-    encoder: Encoder,
-    file: Path,
-    key: str,
-    progress: Callable[[int, int], None] | None = None,
+    pictures: Pictures, encoder: Encoder, file: Path, key: str, progress: Progress | None = None
 ) -> ImageFeatures:
     """Those of `file` if every worker finds them there under this key; else encoded, and put there."""
     found = _read(file, key, encoder.device)
@@ -70,7 +64,7 @@ def _read(file: Path, key: str, device: torch.device) -> ImageFeatures | None:
 
 def _write(file: Path, key: str, features: ImageFeatures) -> None:
     about = json.dumps({"key": key, "bad": features.bad}).encode()
-    tensors: dict[str, Tensor] = {
+    tensors = {
         "image_bd": features.image_bd.cpu().contiguous(),
         "kept_b": features.kept_b.cpu().contiguous(),
         "about": torch.tensor(list(about), dtype=torch.uint8),

@@ -31,17 +31,8 @@ import numpy as np
 from fastclip.data.images import BadImage
 from fastclip.data.manifest import Manifest, caption_lines, digest, open_manifest
 from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, TABLE_EXTENSIONS
-from fastclip.evaluation.shards import (
-    CLASSNAMES,
-    TEMPLATES,
-    TRUTHS,
-    ImagePlace,
-    TaskError,
-    find_shards,
-    read_groups,
-    read_samples,
-    read_text,
-)
+from fastclip.evaluation import shards
+from fastclip.evaluation.shards import CLASSNAMES, TEMPLATES, ImagePlace, TaskError, read_text
 
 log = logging.getLogger(__name__)
 Kind = Literal["classification", "multilabel", "retrieval", "associations"]
@@ -66,17 +57,12 @@ class Task:
     images: Sequence[ImagePlace | PairPlace]
     classnames: list[str] = field(default_factory=list)
     templates: list[str] = field(default_factory=list)
-    labels: np.ndarray | None = None
-    """A class an image; for multilabel 0 or 1 for each class."""
-    captions: list[list[str]] = field(default_factory=list)
-    """Of each image (retrieval)."""
-    groups: np.ndarray | None = None
-    """Images × columns: region, income and the like, as numbers."""
+    labels: np.ndarray | None = None  # a class an image; for multilabel 0 or 1 for each class
+    captions: list[list[str]] = field(default_factory=list)  # of each image (retrieval)
+    groups: np.ndarray | None = None  # images × columns: region, income and the like, as numbers
     cues: list[Cue] = field(default_factory=list)
-    fingerprint: str = ""
-    """Changes when a file, a class name or a template does."""
-    images_fingerprint: str = ""
-    """Changes when an image, or their order, does: what features of the images depend on."""
+    fingerprint: str = ""  # changes when a file, a class name or a template does
+    images_fingerprint: str = ""  # changes when an image, or their order, does: features depend on it
 
     def __len__(self) -> int:
         return len(self.images)
@@ -199,30 +185,21 @@ def _open_class_folders(name: str, folder: Path, classes: list[Path]) -> Task:
 
 
 def _open_shards(name: str, folder: Path) -> Task:
-    shards, kind = find_shards(folder), _kind(folder)
-    task = Task(name, kind, [])
-    if kind != "retrieval":
-        task.classnames, task.templates = _classnames(folder), _templates(folder)
+    paths, kind = shards.find_shards(folder), _kind(folder)
+    classnames, templates = ([], []) if kind == "retrieval" else (_classnames(folder), _templates(folder))
     images, groups = [], []
     truths: list[Any] = []
-    for shard in shards:
-        for sample in read_samples(shard, LABELS[kind]):
-            images.append(sample.image)
-            truths.append(TRUTHS[kind](sample, len(task.classnames)))
-            if kind == "classification" and sample.groups is not None:
-                groups.append(read_groups(sample))
-            if groups and (len(groups) != len(images) or groups[-1].shape != groups[0].shape):
-                raise TaskError(
-                    f"{sample.where}: every image needs as many groups, in a .npy, as the others."
-                )
-    task.images = images
+    for sample in (sample for path in paths for sample in shards.read_samples(path, LABELS[kind])):
+        images.append(sample.image)
+        truths.append(shards.TRUTHS[kind](sample, len(classnames)))
+        if kind == "classification" and sample.groups is not None:
+            groups.append(shards.read_groups(sample))
+        if groups and (len(groups) != len(images) or groups[-1].shape != groups[0].shape):
+            raise TaskError(f"{sample.where}: every image needs as many groups, in a .npy, as the others.")
     if kind == "retrieval":
-        task.captions = truths
-    else:
-        task.labels = np.array(truths)
-    if groups:
-        task.groups = np.array(groups)
-    return task
+        return Task(name, kind, images, captions=truths)
+    grouped = np.array(groups) if groups else None
+    return Task(name, kind, images, classnames, templates, np.array(truths), groups=grouped)
 
 
 def _kind(folder: Path) -> Kind:
@@ -244,8 +221,7 @@ def _open_associations(name: str, folder: Path) -> Task:
         chosen = [candidate in associations for candidate in candidates]
         cues.append(Cue(cue, [numbers[candidate] for candidate in candidates], chosen))
     images = [ImagePlace(str(folder / "images" / candidate)) for candidate in numbers]
-    missing = next((image.path for image in images if not os.path.exists(image.path)), None)
-    if missing:
+    if missing := next((image.path for image in images if not os.path.exists(image.path)), None):
         raise TaskError(f"{missing} is missing, which {path.name} names. Get the task again.")
     return Task(name, "associations", images, cues=cues)
 

@@ -25,11 +25,7 @@ _UNIT = 0.01  # how far a length may be from 1: features normalised in bfloat16 
 
 @torch.no_grad()
 def recalls(
-    image_bd: Tensor,
-    text_md: Tensor,
-    image_of_text: Tensor,
-    ks: Sequence[int] = (1, 5, 10),
-    tile: int = 1024,
+    image_bd: Tensor, text_md: Tensor, image_of_text: Tensor, ks: Sequence[int] = (1, 5, 10), tile: int = 1024
 ) -> dict[str, float]:
     """Recall@k in both directions, and the mean of the two at k = 1.
 
@@ -63,11 +59,8 @@ def recalls(
 
 def _own_similarities(image_bd: Tensor, text_md: Tensor, image_of_text: Tensor, tile: int) -> Tensor:
     """Of each text with its image: the very number that a tile has for the two, for none is rounded."""
-    parts = [
-        (on_grid(image_bd[image_of_text[texts]]) * on_grid(text_md[texts])).sum(1)
-        for texts in _slices(len(text_md), tile)
-    ]
-    return torch.cat(parts)
+    pairs = zip(image_of_text.split(tile), text_md.split(tile), strict=True)
+    return torch.cat([(on_grid(image_bd[image]) * on_grid(text)).sum(1) for image, text in pairs])
 
 
 def _best_texts(own_m: Tensor, image_of_text: Tensor, images: int) -> tuple[Tensor, Tensor]:

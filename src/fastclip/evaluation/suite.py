@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastclip.data.manifest import digest
-from fastclip.evaluation.features import Encoder
+from fastclip.evaluation.features import Encoder, Progress
 from fastclip.evaluation.kept import kept_features
 from fastclip.evaluation.layout import Task, open_pairs_task, open_task
 from fastclip.evaluation.tasks import measure_of
@@ -26,7 +26,7 @@ def evaluate(
     model_key: str,
     *,
     done: dict[str, Result] | None = None,
-    progress: Callable[[str], Callable[[int, int], None]] | None = None,
+    progress: Callable[[str], Progress] | None = None,
 ) -> Iterator[Result]:
     """Score each task in turn; one that cannot be scored gives its error, and the rest go on.
 
@@ -51,30 +51,24 @@ def evaluate(
 
 def _open_together(name: str, folder: Path | str, encoder: Encoder) -> Task:
     """Raises on all workers if one cannot open it; or they would wait for its features."""
-    task, failure = None, None
     try:
         task = open_pairs_task(folder) if isinstance(folder, str) else open_task(name, folder)
         task.name = name
     except (OSError, ValueError, RuntimeError) as error:
-        failure = error
         if not encoder.world.main:
             log.error("%s: %s", name, error)
-    everyone = encoder.all_agree(failure is None)
-    if failure is not None:
-        raise failure
-    if not everyone or task is None:
+        encoder.all_agree(False)
+        raise
+    if not encoder.all_agree(True):
         raise RuntimeError("another worker could not open it, and says why.")
     return task
 
 
-def _score(
-    task: Task, encoder: Encoder, model_key: str, key: str, progress: Callable[[int, int], None] | None
-) -> Result:
+def _score(task: Task, encoder: Encoder, model_key: str, key: str, progress: Progress | None) -> Result:
     features_key = digest([model_key, task.images_fingerprint])
     file = cache_folder("features") / f"{features_key}.safetensors"
     images = kept_features(task, encoder, file, features_key, progress)
-    measure = measure_of(task.name, task.kind)
-    scores = score(task, encoder, images)
+    measure, scores = measure_of(task.name, task.kind), score(task, encoder, images)
     result = Result(task.name, key, task.kind, measure, scores, len(task), len(images.bad), model=model_key)
     if result.value is None:  # a task of DataComp by its name, but without what it takes
         result.error = (

@@ -26,14 +26,12 @@ DEFAULT_MEASURE = {
 class TaskRow(NamedTuple):
     """A task of a suite."""
 
-    key: str
-    """DataComp's own name."""
+    key: str  # DataComp's own name
     name: str
     images: int
     classes: int | None
     measure: str
     folder: str
-    """The name of its folder."""
     group: str
 
 
@@ -63,8 +61,7 @@ class Suite:
     name: str
     title: str
     rows: tuple[TaskRow, ...]
-    groups: dict[str, str | None]
-    """A mean's name and the group of tasks it is over; None is all of them."""
+    groups: dict[str, str | None]  # a mean's name and the group of tasks it is over; None is all of them
 
     def row(self, folder: str) -> TaskRow | None:
         return next((row for row in self.rows if row.folder == folder), None)
@@ -86,8 +83,7 @@ class Suite:
 def find_suite(name: str) -> Suite:
     """One of SUITES."""
     if name not in SUITES:
-        hint = did_you_mean(name, SUITES)
-        raise ValueError(f"suite={name!r} must be one of {', '.join(SUITES)}.{hint}")
+        raise ValueError(f"suite={name!r} must be one of {', '.join(SUITES)}.{did_you_mean(name, SUITES)}")
     if name == "datacomp":
         groups: dict[str, str | None] = {"Datacomp": None, "Retrieval": RETRIEVAL, "IN & Variants": IMAGENET}
         return Suite(name, "DataComp", _read_datacomp(), groups)
@@ -117,7 +113,6 @@ def _held_out_rows(sets: Mapping[str, tuple[str, ...]]) -> tuple[TaskRow, ...]:
             hard = question == "categories"
             folder = f"hard_{prefix}_{question}" if hard else f"{prefix}_{question}"
             kind = "retrieval" if question == "retrieval" else "classification"
-            name = f"{prefix} {question.replace('_', ' ')}"
-            measure = DEFAULT_MEASURE[kind]
-            rows.append(TaskRow(folder, name, 0, None, measure, folder, "hard" if hard else kind))
+            name, group = f"{prefix} {question.replace('_', ' ')}", "hard" if hard else kind
+            rows.append(TaskRow(folder, name, 0, None, DEFAULT_MEASURE[kind], folder, group))
     return tuple(rows)

@@ -29,7 +29,8 @@ _TILE = 4096  # images whose scores are in memory at once
 def score(task: Task, encoder: Encoder, images: ImageFeatures) -> dict[str, float]:
     """Every measure of a task; a share of 1 is 100 %."""
     if task.kind == "retrieval":
-        return _retrieval(task, encoder, images)
+        captions = [task.captions[number] for number in images.kept_b.tolist()]
+        return recalls(images.image_bd, *encoder.captions(captions))
     if task.kind == "associations":
         return _associations(task, encoder, images)
     class_Cd = classifier(encoder, task.classnames, task.templates)
@@ -71,20 +72,14 @@ def _tiles(images: ImageFeatures, class_Cd: Tensor) -> Iterator[Tensor]:
     return (on_grid(tile) @ columns for tile in images.image_bd.split(_TILE))
 
 
-def _retrieval(task: Task, encoder: Encoder, images: ImageFeatures) -> dict[str, float]:
-    text_md, image_of_text = encoder.captions([task.captions[number] for number in images.kept_b.tolist()])
-    return recalls(images.image_bd, text_md, image_of_text)
-
-
 def _associations(task: Task, encoder: Encoder, images: ImageFeatures) -> dict[str, float]:
     """A cue of which a candidate cannot be used is left out; the means are DataComp's, by candidates."""
     row = {number: i for i, number in enumerate(images.kept_b.tolist())}
     cues = [cue for cue in task.cues if all(number in row for number in cue.candidates)]
     if not cues:
         raise ValueError(f"{task.where(0)}: every cue has a candidate whose image cannot be used.")
-    if len(cues) < len(task.cues):
-        left_out, all_cues = len(task.cues) - len(cues), len(task.cues)
-        log.warning("%s: %d of %d cues are left out, for their images.", task.name, left_out, all_cues)
+    if left_out := len(task.cues) - len(cues):
+        log.warning("%s: %d of %d cues are left out, for their images.", task.name, left_out, len(task.cues))
     text = encoder.texts([cue_prompt(cue.text) for cue in cues])
     candidates = [images.image_bd[[row[number] for number in cue.candidates]] for cue in cues]
     scores = [(on_grid(some) @ on_grid(word)).cpu() for some, word in zip(candidates, text, strict=True)]

@@ -75,16 +75,16 @@ class Checkpoints:
                 files = _write(part, tensors)
                 _on_first(lambda: self._publish(path, part, facts, files))
         except CheckpointError as error:
-            good = _on_first(self._clean_up)
+            _on_first(self._clean_up)
+            good = self.newest()
             hint = f"{good} is whole: resume from it" if good else "There is no earlier checkpoint"
-            raise CheckpointError(
-                f"Step {step:,} could not be saved in {self.folder}: {error}. {hint}."
-            ) from error
+            why = f"Step {step:,} could not be saved in {self.folder}: {error}. {hint}."
+            raise CheckpointError(why) from error
         return path
 
     def newest(self) -> Path | None:
         """The complete checkpoint of the highest step."""
-        return _on_first(self._newest)
+        return _on_first(lambda: next(reversed(self._complete()), None))
 
     def mark_best(self, step: int) -> None:
         """Let `best` point to this step's checkpoint, which is then never deleted."""
@@ -110,12 +110,10 @@ class Checkpoints:
 
     def _publish(self, path: Path, part: Path, facts: dict, files: dict[str, int]) -> None:
         for name, size in files.items():
-            if not (part / name).exists() or (part / name).stat().st_size != size:
-                raise OSError(
-                    f"worker 0 does not see {part / name} as written; do all workers share the disk?"
-                )
-        with (part / STATE).open("w") as file:
-            json.dump({"facts": facts, "files": files}, file, indent=1)
+            file = part / name
+            if not file.exists() or file.stat().st_size != size:
+                raise OSError(f"worker 0 does not see {file} as written; do all workers share the disk?")
+        (part / STATE).write_text(json.dumps({"facts": facts, "files": files}, indent=1))
         _sync(part / STATE)
         _sync(part)
         part.rename(path)
@@ -124,9 +122,6 @@ class Checkpoints:
 
     def _complete(self) -> list[Path]:
         return complete_checkpoints(self.folder)
-
-    def _newest(self) -> Path | None:
-        return next(reversed(self._complete()), None)
 
     def _target(self, name: str) -> Path | None:
         """The checkpoint that a link points to."""
@@ -155,12 +150,11 @@ class Checkpoints:
         new.replace(self.folder / name)
         _sync(self.folder)
 
-    def _clean_up(self) -> Path | None:
-        """Delete what unfinished saves and deletions left; the newest checkpoint."""
+    def _clean_up(self) -> None:
+        """Delete what unfinished saves and deletions left."""
         for path in sorted(self.folder.glob("step-*"), reverse=True):  # x.part.old before x.part
             if _LEFTOVER.fullmatch(path.name):
                 _try_to_remove(path)
-        return self._newest()
 
 
 def tensor_names(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -174,7 +168,6 @@ def load(path: Path, tensors: dict[str, Tensor]) -> None:
 
     The checkpoint may hold more. If it does not fit or is broken: ValueError on every worker.
     """
-    problem = None
     try:
         problem = _mismatch(Path(path), tensors)
     except ValueError as error:
@@ -199,8 +192,7 @@ class _Writer(dcp.HuggingFaceStorageWriter):
     def __init__(self, path: Path):
         super().__init__(str(path), save_distributed=True)
         self.folder = path
-        self.files: dict[str, int] = {}
-        """Name and size of each file; known on worker 0 when all have written."""
+        self.files: dict[str, int] = {}  # name and size of each; known on worker 0 when all have written
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         tensors: dict[str, Tensor] = {}
@@ -217,7 +209,11 @@ class _Writer(dcp.HuggingFaceStorageWriter):
             offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
         size, file = 0, self.folder / f"worker-{self.rank:05d}.safetensors"
         if tensors:
-            _write_file(file, tensors, {_OFFSETS: json.dumps(offsets), "format": "pt"})
+            file.touch()
+            mode = file.stat().st_mode
+            save_file(tensors, file, {_OFFSETS: json.dumps(offsets), "format": "pt"})
+            file.chmod(mode)  # safetensors' new file is for its owner alone, whatever the umask
+            _sync(file)
             size = file.stat().st_size
         written: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         written.set_result([WriteResult(item.index, size, (file.name, size)) for item in plan.items])
@@ -238,24 +234,15 @@ def _write(part: Path, tensors: dict[str, Tensor]) -> dict[str, int]:
     return writer.files
 
 
-def _write_file(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    file.touch()
-    mode = file.stat().st_mode
-    save_file(tensors, file, metadata)
-    file.chmod(mode)  # safetensors' new file is for its owner alone, whatever the umask
-    _sync(file)
-
-
 def _read_metadata(path: Path) -> Metadata:
     """Which tensors there are, once every file is known to be there with all its bytes."""
     written = read_state(path)["files"]
     found = {file.name: file.stat().st_size for file in path.glob("*.safetensors")}
     for name in sorted(written.keys() | found.keys()):
         try:
-            if written.get(name) != found.get(name):
-                raise ValueError(
-                    f"bytes written: {written.get(name, 'none')}, found: {found.get(name, 'none')}"
-                )
+            size, size_now = written.get(name, "none"), found.get(name, "none")
+            if size != size_now:
+                raise ValueError(f"bytes written: {size}, found: {size_now}")
             with safe_open(path / name, "pt") as file:
                 if json.loads(file.metadata()[_OFFSETS]).keys() != set(file.keys()):
                     raise ValueError("its shards do not match its tensors")
@@ -268,8 +255,7 @@ def _read_metadata(path: Path) -> Metadata:
 
 
 def _mismatch(path: Path, tensors: dict[str, Tensor]) -> str | None:
-    saved = tensor_names(path)
-    problems = []
+    saved, problems = tensor_names(path), []
     for name, tensor in sorted(tensors.items()):
         here = f"{tuple(tensor.shape)} {tensor.dtype}"
         there = f"{tuple(saved[name][0])} {saved[name][1]}" if name in saved else "missing"

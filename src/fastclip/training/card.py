@@ -27,7 +27,6 @@ from fastclip.run.results import read_results
 from fastclip.text import duration
 
 log = logging.getLogger(__name__)
-TEMPLATE = Path(__file__).with_name("card.md")
 _PRECISIONS = {None: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of `fastclip eval`
 
 
@@ -35,8 +34,7 @@ class Score(NamedTuple):
     """One number of the card."""
 
     dataset: str
-    kind: str
-    """Of the task, as in evaluation.layout."""
+    kind: str  # of the task, as in evaluation.layout
     measure: str
     value: float
     note: str = ""
@@ -55,7 +53,7 @@ def model_card(run: Path, checkpoint: Path, model: TwoTowers, tau: float | None)
     measured, trained = _scores_of_tasks(run, model), _scores_in_training(run, facts)
     card = ModelCard.from_template(
         _head(name, facts["config"], measured + trained),
-        template_path=str(TEMPLATE),
+        template_path=str(Path(__file__).with_name("card.md")),
         name=name,
         facts=facts,
         config=facts["config"],

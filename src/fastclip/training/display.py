@@ -39,19 +39,14 @@ _SHOWN = {  # name and text in the panel; text and width on a plain line
 class Plan:
     """What does not change during a run."""
 
-    run: Path
-    """The run's folder."""
-    title: str
-    """Such as "fastclip-v3 · vit-emoji · emoji"."""
+    run: Path  # its folder
+    title: str  # such as "fastclip-v3 · vit-emoji · emoji"
     total_steps: int
     steps_per_epoch: float
     global_batch: int
-    rho: float | None
-    """What the radius settles at, if the algorithm has it."""
-    workers: int
-    """Processes that train."""
-    start_step: int = 0
-    """Steps that were done before this process started."""
+    rho: float | None  # what the radius settles at, if the algorithm has it
+    workers: int  # processes that train
+    start_step: int = 0  # steps that were done before this process started
 
     @property
     def epochs(self) -> float:
@@ -158,8 +153,8 @@ class Display:
         last, best = self.last, self.best
         right = Column(justify="right", no_wrap=True)
         table = Table.grid(Column(no_wrap=True), right, right.copy(), padding=(0, 3))
-        heads = "evaluation", f"step {last['step']:,}", f"best: step {best['step']:,}" if best else ""
-        table.add_row(*heads, style="dim")
+        best_step = f"best: step {best['step']:,}" if best else ""
+        table.add_row("evaluation", f"step {last['step']:,}", best_step, style="dim")
         metrics = last["evaluation"]
         for name in list(metrics)[:_METRICS]:
             value = Text(_number(metrics[name]), "bold green" if last is best else "")

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import Protocol
 
 from fastclip.run.folder import METRICS
 from fastclip.run.metrics import MetricsFile, read_metrics
 from fastclip.training.display import Display, Plan
 
 log = logging.getLogger(__name__)
+_NOT_INSTALLED = "{} is not installed: pip install 'fastclip[{}]', or leave it off."
 
 
 class Telemetry:
@@ -39,14 +39,13 @@ class Telemetry:
     ):
         path = plan.run / METRICS
         self._metrics = MetricsFile(path)
-        self._sinks: list[_Sink] = []
+        self._sinks: list[_TensorBoard | _WeightsAndBiases] = []
         if tensorboard:
             self._sinks.append(_TensorBoard(plan))
         if wandb_project is not None:
             self._sinks.append(_WeightsAndBiases(plan, wandb_project, config or {}))
         past = read_metrics(path) if plan.start_step and path.exists() else []
         self._display = Display(plan, [record for record in past if "evaluation" in record])
-        self._closed = False
 
     def tick(self, step: int) -> None:
         """After each step, of which `step` are done now: moves the bars, twice a second at most."""
@@ -63,31 +62,25 @@ class Telemetry:
     def evaluated(self, record: dict) -> None:
         """Tell the values of an evaluation; "best" says whether it is the best so far."""
         self._metrics.write(record)
-        values = {f"evaluation/{name}": value for name, value in record["evaluation"].items()}
-        self._send(record["step"], values)
+        self._send(record["step"], {f"evaluation/{name}": x for name, x in record["evaluation"].items()})
         self._display.evaluated(record)
 
     def message(self, text: str) -> None:
         """A line for people, above the live display."""
         self._display.message(text)
 
-    def close(self) -> None:
-        """Show and write what is left; safe to call twice."""
-        self._close(failed=False)
-
     def __enter__(self) -> Telemetry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._close(failed=kind is not None)
+        self.close(failed=kind is not None)
 
-    def _close(self, failed: bool) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def close(self, failed: bool = False) -> None:
+        """Show and write what is left; safe to call twice."""
         self._display.close()
         self._metrics.flush()
-        for sink in self._sinks:
+        while self._sinks:
+            sink = self._sinks.pop(0)
             try:
                 sink.close(failed)
             except Exception as error:
@@ -117,16 +110,6 @@ class Silence:
     def __exit__(self, *_: object) -> None: ...
 
 
-class _Sink(Protocol):
-    """Somewhere else that numbers go to."""
-
-    name: str
-
-    def write(self, step: int, numbers: dict[str, float]) -> None: ...
-
-    def close(self, failed: bool) -> None: ...
-
-
 class _TensorBoard:
     name = "TensorBoard"
 
@@ -134,9 +117,7 @@ class _TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ValueError(
-                "TensorBoard is not installed: pip install 'fastclip[tensorboard]', or leave it off."
-            ) from error
+            raise ValueError(_NOT_INSTALLED.format(self.name, "tensorboard")) from error
         purge = plan.start_step + 1 if plan.start_step else None  # a resumed run tells later steps again
         self._writer = SummaryWriter(plan.run / "tensorboard", purge_step=purge)
 
@@ -155,9 +136,7 @@ class _WeightsAndBiases:
         try:
             import wandb
         except ImportError as error:
-            raise ValueError(
-                "Weights & Biases is not installed: pip install 'fastclip[wandb]', or leave it off."
-            ) from error
+            raise ValueError(_NOT_INSTALLED.format(self.name, "wandb")) from error
         try:
             self._run = wandb.init(
                 project=project,
@@ -169,10 +148,8 @@ class _WeightsAndBiases:
                 settings=wandb.Settings(console="off"),  # it would catch the live display
             )
         except wandb.Error as error:
-            raise RuntimeError(
-                f"Weights & Biases did not start: {error} "
-                "Run `wandb login`, or set WANDB_MODE=offline and send the run later with `wandb sync`."
-            ) from error
+            advice = "Run `wandb login`, or set WANDB_MODE=offline and send the run later with `wandb sync`."
+            raise RuntimeError(f"Weights & Biases did not start: {error} {advice}") from error
         self._run.define_metric("*", step_metric="step")  # its own step may not go back, as a resume does
 
     def write(self, step: int, numbers: dict[str, float]) -> None:

@@ -37,16 +37,14 @@ class Match(NamedTuple):
 
     number: int
     name: str
-    score: float
-    """The cosine between the features."""
+    score: float  # the cosine between the features
 
 
 class CaptionMatch(NamedTuple):
     """A caption that was found."""
 
     text: str
-    score: float
-    """The cosine between the features."""
+    score: float  # the cosine between the features
 
 
 class Picture(NamedTuple):
@@ -106,8 +104,7 @@ class Index:
     ) -> Index:
         """Take the index that is there, or make it; it is made anew when the model or a file has changed.
 
-        Args:
-            columns: of a table's images and captions, where they have unusual names.
+        `columns` are those of a table's images and captions, where they have unusual names.
         """
         pictures = list_pictures(images, columns)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -133,12 +130,8 @@ class Index:
         """Those whose features are nearest, the best first."""
         if not self.captions:
             return []
-        scores = self.caption_features() @ query_d
-        best = scores.argsort(descending=True, stable=True)[:top]
-        return [
-            CaptionMatch(self.captions[number], score)
-            for number, score in zip(best.tolist(), scores[best].tolist(), strict=True)
-        ]
+        rows, scores = _best(self.caption_features() @ query_d, top)
+        return [CaptionMatch(self.captions[row], score) for row, score in zip(rows, scores, strict=True)]
 
     @cached_property
     def captions(self) -> list[str]:
@@ -159,20 +152,21 @@ class Index:
 
     def draw(self, matches: list[Match], path: Path) -> None:
         """A contact sheet, the best first."""
-        cells = [
-            (upright_rgb(self.pictures.image(match.number)), f"{match.score:.3f}\n{Path(match.name).name}")
-            for match in matches
-        ]
-        draw_sheet(cells, path)
+        images = [upright_rgb(self.pictures.image(match.number)) for match in matches]
+        words = [f"{match.score:.3f}\n{Path(match.name).name}" for match in matches]
+        draw_sheet(list(zip(images, words, strict=True)), path)
 
     def nearest_pictures(self, query_d: Tensor, top: int) -> list[Match]:
         """Those whose features are nearest, the best first."""
-        scores = self.features.image_bd @ query_d
-        best = scores.argsort(descending=True, stable=True)[:top]
-        return [
-            Match(number, self.pictures.where(number), score)
-            for number, score in zip(self.features.kept_b[best].tolist(), scores[best].tolist(), strict=True)
-        ]
+        rows, scores = _best(self.features.image_bd @ query_d, top)
+        numbers = self.features.kept_b[rows].tolist()
+        return [Match(i, self.pictures.where(i), score) for i, score in zip(numbers, scores, strict=True)]
+
+
+def _best(scores: Tensor, top: int) -> tuple[list[int], list[float]]:
+    """The rows with the highest scores, of equal ones the first; and these scores."""
+    best = scores.argsort(descending=True, stable=True)[:top]
+    return best.tolist(), scores[best].tolist()
 
 
 def list_pictures(images: str | list[str], columns: tuple[str | None, str | None] = (None, None)) -> Pictures:
@@ -207,21 +201,12 @@ def _in_files(folder: Path, loose: list[Path], tars: list[Path]) -> Pictures:
             members, damage = tar_members(stream)
         if damage:
             log.warning("%s: %s; the pictures before it are used.", path, damage)
-        plain = [member for member in members if member.plain]
-        texts = {
-            member.key: ImagePlace(str(path), member.offset, member.size)
-            for member in plain
-            if member.extension == "txt"
-        }
-        pictures += [
-            Picture(
-                f"{path.relative_to(folder)}/{member.key}.{member.extension}",
-                ImagePlace(str(path), member.offset, member.size),
-                texts.get(member.key, ""),
-            )
-            for member in plain
-            if member.extension in IMAGE_EXTENSIONS
-        ]
+        plain = [(one, ImagePlace(str(path), one.offset, one.size)) for one in members if one.plain]
+        texts = {member.key: place for member, place in plain if member.extension == "txt"}
+        for member, place in plain:
+            if member.extension in IMAGE_EXTENSIONS:
+                name = f"{path.relative_to(folder)}/{member.key}.{member.extension}"
+                pictures.append(Picture(name, place, texts.get(member.key, "")))
     if not pictures:
         raise ValueError(f"{tars[0]} holds no pictures ({', '.join(IMAGE_EXTENSIONS)}).")
     stamps = [[str(path.relative_to(folder)), *_stamp(path)] for path in (*loose, *tars)]
