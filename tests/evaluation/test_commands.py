@@ -469,8 +469,8 @@ def capture(arguments):
 
 def test_help_teaches_by_examples(capsys):
     for verb, words in {
-        "eval": ["fastclip eval MODEL", "--suite datacomp --list", "torchrun", "docs/evaluation.md"],
-        "search": ["fastclip search MODEL IMAGES TEXT", '"a red heart"', "--image", "contact sheet"],
+        "eval": ["fastclip eval [MODEL]", "--suite datacomp --list", "torchrun", "docs/evaluation.md"],
+        "search": ["fastclip search MODEL IMAGES [TEXT]", '"a red heart"', "--image", "contact sheet"],
     }.items():
         with pytest.raises(SystemExit):
             main([verb, "--help"])

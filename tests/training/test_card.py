@@ -11,7 +11,6 @@ import torch
 from huggingface_hub import ModelCard
 
 from fastclip.cli import main
-from fastclip.config.options import as_dict
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.evaluation.retrieval import recalls
@@ -153,7 +152,7 @@ def test_tasks_scored_in_training_show_their_own_measure(run, tmp_path, make):
 )
 def test_the_table_says_how_it_was_trained(make, algorithm, known):
     words = ["--config", "scenes", "--algorithm", algorithm, "--optim.lr", "0.002", "--epochs", "4"]
-    config = as_dict(resolve(parse([*words, "--batch.size", "64", "--batch.reference", "32"])))
+    config = resolve(parse([*words, "--batch.size", "64", "--batch.reference", "32"])).written
     found = table(make(tau=0.05, config=config))
     assert found.items() >= {name: value for name, value in known.items() if value is not None}.items()
     assert not {name for name, value in known.items() if value is None} & found.keys()

@@ -19,7 +19,8 @@ from fastclip.data.remote import is_remote, local_copy, remote_glob
 from fastclip.data.tables import file_pair, read_csv, read_jsonl, read_parquet
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
-TABLE_EXTENSIONS = ("csv", "tsv", "parquet")
+TABLES = {"csv": read_csv, "tsv": read_csv, "parquet": read_parquet}
+"""The reader of each kind of table, by the ending of its files: another kind is another row."""
 FOLDER_TABLES = ("metadata.jsonl", "captions.csv", "metadata.csv", "captions.tsv")
 
 
@@ -59,21 +60,25 @@ def _find(path: str) -> list[File]:
 
 
 def _find_one(path: str) -> list[File]:
-    extension = path.split("?", 1)[0].rsplit(".", 1)[-1].lower()
+    extension = _extension(path)
     if extension in ("gz", "tgz", "zst", "bz2", "xz"):
         raise SourceError(
             f"{path} is compressed, so its samples cannot be read one by one. Unpack it to .tar."
         )
     if not is_remote(path) and not os.path.exists(path):
         raise SourceError(f"{path} does not exist.")
-    if extension in ("tar", *TABLE_EXTENSIONS):
+    if extension in ("tar", *TABLES):
         return [File(path, "tar" if extension == "tar" else "table")]
     if is_remote(path) or not os.path.isdir(path):
-        kinds = ", ".join(("tar", *TABLE_EXTENSIONS))
+        kinds = ", ".join(("tar", *TABLES))
         raise SourceError(
             f"{path} is neither a folder nor one of {kinds}. Remote folders need a pattern: …/*.tar"
         )
     return _find_in_folder(path)
+
+
+def _extension(path: str) -> str:
+    return path.split("?", 1)[0].rsplit(".", 1)[-1].lower()
 
 
 def _find_in_folder(path: str) -> list[File]:
@@ -83,7 +88,7 @@ def _find_in_folder(path: str) -> list[File]:
         return shards  # img2dataset writes tables of its own beside its shards: they are not a second copy
     if any(name in FOLDER_TABLES for name in names):
         return [File(path, "folder")]
-    tables = [n for n in names if n.rsplit(".", 1)[-1].lower() in TABLE_EXTENSIONS]
+    tables = [n for n in names if _extension(n) in TABLES]
     if tables and not _holds_files_of_img2dataset(path, names):
         return [File(os.path.join(path, name), "table") for name in tables]
     return [File(path, "folder")]
@@ -101,9 +106,7 @@ def read_pairs(file: File, columns: tuple[str | None, str | None] = (None, None)
         return _read_tar(file)
     if file.kind == "folder":
         return _read_folder(file.path, columns)
-    if file.path.split("?", 1)[0].lower().endswith(".parquet"):
-        return read_parquet(file, columns)
-    return read_csv(file, columns)
+    return TABLES[_extension(file.path)](file, columns)
 
 
 class Member(NamedTuple):

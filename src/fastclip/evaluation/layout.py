@@ -30,7 +30,7 @@ import numpy as np
 
 from fastclip.data.images import BadImage
 from fastclip.data.manifest import Manifest, caption_lines, digest, open_manifest
-from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, TABLE_EXTENSIONS
+from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, TABLES
 from fastclip.evaluation import shards
 from fastclip.evaluation.shards import CLASSNAMES, TEMPLATES, ImagePlace, TaskError, read_text
 
@@ -145,7 +145,7 @@ def _has_shards(folder: Path) -> bool:
 
 def _class_folders(folder: Path) -> list[Path]:
     """Folders with images directly in them; none if there are captions, for then they are pairs."""
-    tables = (*TABLE_EXTENSIONS, "tar")
+    tables = (*TABLES, "tar")
     if any(name in FOLDER_TABLES or _extension(name) in tables for name in os.listdir(folder)):
         return []
     found = []

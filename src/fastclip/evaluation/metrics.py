@@ -5,7 +5,8 @@ Shapes: n images, C classes, k guesses; `top_nk` holds an image's classes, the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -70,6 +71,16 @@ def jaccard(scores: Sequence[Tensor], associated: Sequence[Tensor]) -> Tensor:
         chosen[score.argsort(stable=True)[len(score) - count :]] = True
         found.append(int((chosen & truth).sum()) / int((chosen | truth).sum()))
     return torch.tensor(found, dtype=torch.float64)
+
+
+# Every measure of a task by its name, in the order in which they are told: add one here
+CLASSIFICATION: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "acc1": accuracy,
+    "acc5": partial(accuracy, k=5),
+    "mean_per_class_recall": mean_per_class_recall,
+    "F1-macro_all": macro_f1,
+}
+MULTILABEL: dict[str, Callable[[Tensor, Tensor], float]] = {"mean_average_precision": mean_average_precision}
 
 
 def _hits(top_nk: Tensor, label_n: Tensor, k: int) -> Tensor:

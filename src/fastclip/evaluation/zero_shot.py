@@ -37,14 +37,9 @@ def score(task: Task, encoder: Encoder, images: ImageFeatures) -> dict[str, floa
     labels = torch.as_tensor(task.labels)[images.kept_b.cpu()]
     if task.kind == "multilabel":
         score_nC = torch.cat([tile.cpu() for tile in _tiles(images, class_Cd)])
-        return {"mean_average_precision": metrics.mean_average_precision(score_nC, labels)}
+        return {name: measure(score_nC, labels) for name, measure in metrics.MULTILABEL.items()}
     top_n5 = torch.cat([metrics.likeliest(tile, 5).cpu() for tile in _tiles(images, class_Cd)])
-    found = {
-        "acc1": metrics.accuracy(top_n5, labels),
-        "acc5": metrics.accuracy(top_n5, labels, k=5),
-        "mean_per_class_recall": metrics.mean_per_class_recall(top_n5, labels),
-        "F1-macro_all": metrics.macro_f1(top_n5, labels),
-    }
+    found = {name: measure(top_n5, labels) for name, measure in metrics.CLASSIFICATION.items()}
     if task.groups is not None:  # the first column: region (FMoW, GeoDE), income (Dollar Street)
         groups = torch.as_tensor(task.groups[:, 0])[images.kept_b.cpu()]
         found["acc_wg"] = metrics.worst_group_accuracy(top_n5, labels, groups)
