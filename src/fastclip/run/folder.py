@@ -144,7 +144,7 @@ def check_schema(folder: Path) -> None:
         schema = json.loads((folder / ABOUT).read_bytes())["schema"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # of the first schema; what else is broken there says so itself
-    if schema > SCHEMA:
+    if isinstance(schema, int) and schema > SCHEMA:
         raise ValueError(
             f"{folder} was written by a newer fastclip (schema {schema}; this one knows {SCHEMA}): update it."
         )

@@ -21,7 +21,7 @@ from fastclip.evaluation.kept import model_key
 from fastclip.evaluation.tasks import DEFAULT_MEASURE, measure_of
 from fastclip.model import LOCAL_DIR, TwoTowers
 from fastclip.objective.algorithms import find_algorithm
-from fastclip.run.folder import read_facts
+from fastclip.run.folder import METRICS, RESULTS, read_facts
 from fastclip.run.metrics import read_metrics
 from fastclip.run.results import read_results
 from fastclip.text import duration
@@ -94,7 +94,7 @@ def _head(name: str, config: dict, scores: list[Score]) -> ModelCardData:
 
 def _scores_of_tasks(run: Path, model: TwoTowers) -> list[Score]:
     """What `fastclip eval` found of these very weights; those of another checkpoint are passed over."""
-    results = list(read_results(run / "evaluation" / "results.jsonl").values())
+    results = list(read_results(run / RESULTS).values())
     if not results:
         return []
     keys = {model_key(model, autocast): name for autocast, name in _PRECISIONS.items()}
@@ -114,7 +114,7 @@ def _scores_of_tasks(run: Path, model: TwoTowers) -> list[Score]:
 
 def _scores_in_training(run: Path, facts: dict) -> list[Score]:
     """The evaluation at the checkpoint's own step: recalls of the pairs, and each task's own measure."""
-    file = run / "metrics.jsonl"
+    file = run / METRICS
     records = read_metrics(file) if file.exists() else []
     at_step = [r["evaluation"] for r in records if r.get("step") == facts["step"] and "evaluation" in r]
     scores = {name: value for name, value in (at_step[-1] if at_step else {}).items() if value is not None}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.progress import TaskID
 from rich.text import Text
 
+from fastclip.run.folder import METRICS
+from fastclip.run.metrics import last_record
 from fastclip.terminal import View
 from fastclip.text import duration
 
@@ -33,13 +33,9 @@ class _Row:
     """What it took, once it is done; None if it was done before."""
 
     def look(self) -> None:
-        """How far it is, by the last whole line of its metrics with a step and an epoch."""
-        with suppress(OSError), open(self.folder / "metrics.jsonl", "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 10_000))
-            for line in file.read().splitlines():
-                with suppress(ValueError, KeyError, TypeError):
-                    record = json.loads(line)
-                    self.step, self.share = int(record["step"]), min(1.0, record["epoch"] / self.epochs)
+        """How far it is, by the last record of its metrics."""
+        if record := last_record(self.folder / METRICS):
+            self.step, self.share = record["step"], min(1.0, record["epoch"] / self.epochs)
 
 
 class Board:

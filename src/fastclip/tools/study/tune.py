@@ -117,7 +117,7 @@ def _tried(trial: Arm, study: Study, out: Path) -> dict:
     state, error = state_of_run(folder, failure_file(out, trial_name(trial)))
     if state == "done":
         try:
-            evaluated = [one for one in read_metrics(folder / "metrics.jsonl") if "evaluation" in one]
+            evaluated = [one for one in read_metrics(folder / METRICS) if "evaluation" in one]
             score = evaluated[-1]["evaluation"].get(study.measure) if evaluated else None
             error = "" if score is not None else f"{study.measure} is not a finite number at the end"
         except (OSError, ValueError) as broken:
