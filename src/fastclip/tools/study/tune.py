@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fastclip.files import write_whole
-from fastclip.run.folder import number
+from fastclip.run.folder import METRICS, number
 from fastclip.run.metrics import read_metrics
 from fastclip.tools.study.arms import Arm, grid, identity, slug
 from fastclip.tools.study.folder import failure_file, state_of_run
