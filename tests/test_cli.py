@@ -97,6 +97,7 @@ def test_words_and_options_stand_in_any_order(capsys):
     ("words", "named"),
     [
         (["search", "a", "b", "--tob", "3"], "--top"),
+        (["eval", "--model", "a"], "MODEL"),
         (["search", "a", "b", "c", "d"], "'d'"),
         (["search", "a"], "images"),
         (["search", "a", "b", "--top", "many"], "many"),

@@ -140,8 +140,8 @@ class _Parser(ArgumentParser):
 
     def __init__(self, name: str, run: Callable):
         text, helps = _documented(run)
-        positions, parameters = COMMANDS[name].positions, signature(run).parameters
-        shown = " ".join(_shown(parameters[place]) for place in positions)
+        self.positions, parameters = COMMANDS[name].positions, signature(run).parameters
+        shown = " ".join(_shown(parameters[place]) for place in self.positions)
         super().__init__(
             prog=f"fastclip {name}",
             usage=f"fastclip {name}{' ' + shown if shown else ''} [--OPTION VALUE …]",
@@ -152,19 +152,21 @@ class _Parser(ArgumentParser):
         kinds = get_type_hints(run)
         for parameter in parameters.values():
             if parameter.name not in ("train_options", "command"):
-                option = _options_of(parameter, kinds[parameter.name], parameter.name in positions)
-                flag = parameter.name if parameter.name in positions else _flag(parameter.name)
+                option = _options_of(parameter, kinds[parameter.name], parameter.name in self.positions)
+                flag = parameter.name if parameter.name in self.positions else _flag(parameter.name)
                 self.add_argument(flag, help=_help(helps.get(parameter.name, ""), parameter), **option)
         if not {"train_options", "print_config"} & parameters.keys():
             self.add_argument(
                 "--print_config", dest=_PRINT, action="store_true", help="only print the options"
             )
-        self.options = [flag for action in self._actions for flag in action.option_strings]
+        self.options = [flag for action in self._actions for flag in action.option_strings[-1:]][1:]
 
     def _parse_optional(self, arg_string: str) -> Any:
         """--batch-per-gpu is --batch_per_gpu."""
         flag, equals, value = arg_string.partition("=")
         same = "--" + flag[2:].replace("-", "_")
+        if same[2:] in self.positions:
+            self.error(f"{same[2:].upper()} is given without a name, as in `{self.usage}`")
         known = flag.startswith("--") and same in self._option_string_actions
         return super()._parse_optional(same + equals + value if known else arg_string)
 

@@ -196,7 +196,7 @@ def optimizer_tensors(
                 raise ValueError(f"A trained parameter of shape {tuple(parameter.shape)} has no name.")
             for slot, tensor in optimizer.state[parameter].items():
                 tensors[f"{names[parameter]}.{slot}"] = tensor
-    if optimizer.param_groups[0]["counts"] == "group":  # all alike
+    if optimizer.param_groups[0].get("counts") == "group":  # all alike
         return tensors, {"step": int(optimizer.param_groups[0].get("step", 0))}
     return tensors, {}
 
@@ -225,7 +225,7 @@ def load_optimizer_tensors(
             raise ValueError(f"The saved {name} has shape {saved}, the model's has {own}.")
     for name, tensor in here.items():
         tensor.copy_(tensors[name])
-    if optimizer.param_groups[0]["counts"] == "group":
+    if optimizer.param_groups[0].get("counts") == "group":
         state = optimizer.state_dict()
         for group in state["param_groups"]:
             group["step"] = facts["step"]

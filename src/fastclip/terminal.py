@@ -126,8 +126,9 @@ class View(Progress):
         _move_logs(self._streams)
 
     def stop(self) -> None:
-        with suppress(OSError):
-            super().stop()  # draws once more
+        if not self.plain:  # there is nothing to end, and older versions of rich print an empty line
+            with suppress(OSError):
+                super().stop()  # draws once more
         _move_logs({new: old for old, new in self._streams.items()})
 
     def refresh(self) -> None:

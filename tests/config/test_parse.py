@@ -247,7 +247,7 @@ def test_options_win_wherever_they_stand_and_later_files_over_earlier_ones(tmp_p
         ("--data.train", "--data.train needs a value: a path, or a list of them."),
         ("--model RN50", "model=RN50 is not possible: it is a section. Did you mean model.name=RN50?"),
         ("--loss.rho_share=-1", "loss.rho_share=-1.0 must be finite"),
-        ("--loss.rho 3 --loss.rho_share 0.5", "loss.rho=3.0 and rho_share=0.5 say the same thing"),
+        ("--loss.rho 3 --loss.rho_share 0.5", "loss.rho=3.0 says the same thing as rho_share=0.5"),
     ],
 )  # fmt: skip
 def test_a_mistake_on_the_command_line_is_told_in_words(words, message):

@@ -245,3 +245,11 @@ def test_augmentation_and_order_belong_to_the_run():
         "data.decoder: 'fast' there, 'exact' here",
         "data.shuffle: 'full' there, 'blocks' here",
     ]
+
+
+@pytest.mark.parametrize(
+    "broken", [{"algorithms": None}, {"batch": {"size": "64"}}, {"optim": {"betas": None}}]
+)
+def test_settings_that_were_damaged_are_a_value_error(broken):
+    with pytest.raises(ValueError, match=r"wrong kind|holds"):
+        resolve_again(resolve(scenes()).written | broken)

@@ -58,7 +58,7 @@ def test_v3_with_a_constant_gamma_is_one_option_away():
         ("fastclip-v2", {"tau_betas": (0.9, 1.0)}, "two numbers in"),
         ("fastclip-v2", {"estimator": "released"}, "not defined for fastclip-v2"),
         ("mbcl", {"estimator": "released"}, "not defined for mbcl"),
-        ("fastclip-v3", {"rho": 6.5, "rho_share": 0.6}, "rho=6.5 and rho_share=0.6 say the same thing"),
+        ("fastclip-v3", {"rho": 6.5, "rho_share": 0.6}, "rho=6.5 says the same thing as rho_share=0.6"),
         ("fastclip-v3", {"rho_share": -0.1}, "rho_share=-0.1 must be finite"),
         ("fastclip-v3", {"rho_share": float("nan")}, "rho_share=nan must be finite"),
         ("fastclip-v3", {"rho_share": 0.5}, "rho_share=0.5 needs the global batch"),

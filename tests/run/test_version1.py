@@ -47,6 +47,19 @@ def test_it_resumes_to_the_same_numbers(folder):
 def test_other_settings_are_still_refused(folder, capsys):
     assert main(["train", "--config", "run/config.yaml", "--loss.tau", "0.05"]) == 1
     assert "loss.tau: 0.1 there, 0.05 here" in capsys.readouterr().err
+    assert not (folder / "run.json").exists()  # who is refused changes nothing
+
+
+def test_settings_of_another_version_are_refused_with_the_folder_and_what_to_do(folder, capsys):
+    state = folder / "checkpoints" / "step-00000004" / "state.json"
+    saved = json.loads(state.read_text())
+    saved["facts"]["config"]["log"]["colour"] = "blue"
+    state.write_text(json.dumps(saved))
+    assert main(["train", "--config", "run/config.yaml"]) == 1
+    told = capsys.readouterr().err
+    assert "colour" in told
+    assert "step-00000004" in told
+    assert "--out" in told
 
 
 def test_it_is_loaded_scored_exported_and_reported(folder, capsys):

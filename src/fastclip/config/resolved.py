@@ -112,7 +112,10 @@ def resolve(config: TrainConfig) -> Resolved:
 
 def resolve_again(written: dict) -> Resolved:
     """The run of a config.yaml or of a checkpoint, also one that an earlier version wrote."""
-    return resolve(from_dict(written))
+    try:
+        return resolve(from_dict(written))
+    except (AttributeError, TypeError) as error:  # something else than what was written
+        raise ValueError(f"a value is of the wrong kind ({error}).") from error
 
 
 # What may change when a run is resumed: it moves no number of the run. Data are compared by fingerprint.

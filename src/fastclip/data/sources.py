@@ -78,7 +78,8 @@ def _find_one(path: str) -> list[File]:
 
 
 def _extension(path: str) -> str:
-    return path.split("?", 1)[0].rsplit(".", 1)[-1].lower()
+    name = path.split("?", 1)[0] if is_remote(path) else path  # of an address without its query
+    return name.rsplit(".", 1)[-1].lower()
 
 
 def _find_in_folder(path: str) -> list[File]:

@@ -282,7 +282,7 @@ def _rho(given: LossOptions, batch: int | None) -> float | None:
         return given.rho
     if given.rho is not None:
         raise ValueError(
-            f"rho={given.rho} and rho_share={share} say the same thing in two ways: "
+            f"rho={given.rho} says the same thing as rho_share={share} in another way: "
             "give one of them, and null for the other if a recipe's row has it."
         )
     if not 0 <= share < inf:

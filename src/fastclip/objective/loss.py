@@ -77,7 +77,7 @@ class GlobalContrastiveLoss(nn.Module):
         algorithm: str | Settings,
         num_samples: int,
         *,
-        wire_dtype: torch.dtype | None = None,
+        wire_dtype: torch.dtype | str | None = None,
         tile_bytes: int | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
         device: torch.device | str | None = None,
@@ -96,8 +96,8 @@ class GlobalContrastiveLoss(nn.Module):
         tile_bytes = self.settings.tile_bytes if tile_bytes is None else tile_bytes
         if tile_bytes < 1:
             raise ValueError(f"tile_bytes={tile_bytes} must be positive; try {256 << 20}.")
-        if wire_dtype is None and self.settings.wire_dtype is not None:
-            wire_dtype = getattr(torch, self.settings.wire_dtype)
+        wire_dtype = self.settings.wire_dtype if wire_dtype is None else wire_dtype
+        wire_dtype = getattr(torch, wire_dtype) if isinstance(wire_dtype, str) else wire_dtype
         if wire_dtype is not None and not wire_dtype.is_floating_point:
             raise ValueError(f"wire_dtype={wire_dtype} must be a float type; try torch.float16.")
         self.num_samples, self.wire_dtype, self.tile_bytes = num_samples, wire_dtype, tile_bytes

@@ -29,7 +29,7 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
-from fastclip.files import make_writable, write_whole
+from fastclip.files import write_whole
 from fastclip.run.metrics import JsonLines
 from fastclip.run.results import Result, read_all
 
@@ -131,10 +131,8 @@ class Run:
         return max((b - a for a, b in zip([0.0, *elapsed], elapsed, strict=False)), default=0.0)
 
 
-def prepare(folder: Path) -> None:
-    """Make the run's folder, find out now whether files can be written there, and write its schema."""
-    check_schema(folder)
-    make_writable(folder)
+def write_schema(folder: Path) -> None:
+    """run.json: in which form the folder is, and who wrote it."""
     write_whole(folder / ABOUT, json.dumps({"schema": SCHEMA, "fastclip": __version__}) + "\n")
 
 
@@ -364,7 +362,7 @@ def evaluation_pairs(run: Path) -> EvaluationPairs:
     Relative paths are seen from here, or else from where the run was trained, by what it calls its folder.
     """
     try:
-        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
         named, out = config["evaluate"]["pairs"] or [], Path(config.get("out") or "")
         data = config.get("data") or {}
         columns = data.get("image_column"), data.get("caption_column")

@@ -45,9 +45,13 @@ def read_metrics(path: Path) -> list[dict]:
     """All records; a line that was torn when a run was killed is left out."""
     lines = JsonLines(path)
     records = [record for _, record in lines]
-    for number in lines.left_out:
-        log.warning("%s: line %d is no record and is left out.", path, number)
+    _tell_left_out(lines)
     return records
+
+
+def _tell_left_out(lines: JsonLines) -> None:
+    for number in lines.left_out:
+        log.warning("%s: line %d is no record and is left out.", lines.path, number)
 
 
 def last_record(path: Path) -> dict | None:
@@ -67,8 +71,9 @@ def truncate_metrics(path: Path, step: int) -> None:
     """Forget what came after `step`: a run that resumes there will tell it again."""
     if not path.exists():
         return
-    lines = path.read_bytes().split(b"\n")
-    kept = [lines[number - 1] for number, record in JsonLines(path) if record.get("step", 0) <= step]
+    raw, lines = path.read_bytes().split(b"\n"), JsonLines(path)
+    kept = [raw[number - 1] for number, record in lines if record.get("step", 0) <= step]
+    _tell_left_out(lines)
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:
         file.write(b"".join(line + b"\n" for line in kept))

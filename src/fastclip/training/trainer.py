@@ -14,9 +14,18 @@ from fastclip.config.resolved import Resolved, differences, resolve_again
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
 from fastclip.distributed.world import World
+from fastclip.files import make_writable
 from fastclip.model import TwoTowers
 from fastclip.run.checkpoint import CheckpointError, Checkpoints, load
-from fastclip.run.folder import CHECKPOINTS, METRICS, MODEL, prepare, read_facts, write_config
+from fastclip.run.folder import (
+    CHECKPOINTS,
+    METRICS,
+    MODEL,
+    check_schema,
+    read_facts,
+    write_config,
+    write_schema,
+)
 from fastclip.run.metrics import truncate_metrics
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.card import model_card
@@ -49,15 +58,23 @@ def train(config: Resolved, world: World) -> Trainer:
 def open_folder(config: Resolved, world: World) -> Path | None:
     """The newest checkpoint of the run's folder, if there is one that this config may go on from."""
     folder = Path(config.out)
+    check_schema(folder)
     if world.main:
-        prepare(folder)
+        make_writable(folder)
     world.barrier()
     newest = Checkpoints(folder / CHECKPOINTS).newest()
     if newest is None:
         return None
     if config.resume == "never":
         raise ValueError(f"{folder} holds a run already: choose another --out, or --resume auto.")
-    differ = differences(resolve_again(read_facts(newest)["config"]), config)
+    try:
+        saved = resolve_again(read_facts(newest)["config"])
+    except ValueError as error:
+        raise ValueError(
+            f"{newest} holds settings that cannot be read: {error} "
+            "Use the version that wrote it, or another --out."
+        ) from error
+    differ = differences(saved, config)
     if differ:
         raise ValueError(
             f"{folder} holds another run and cannot be resumed with these settings:\n  "
@@ -234,6 +251,7 @@ class Trainer:
     def _write_settings(self, resumed: bool) -> None:
         """What the folder holds from the start; records of steps that will be made again are dropped."""
         if self.world.main:
+            write_schema(self.folder)
             write_config(self.config, self.folder)
             write_model_config(self.train_step.towers, self.folder)
             truncate_metrics(self.folder / METRICS, self.step if resumed else -1)
