@@ -32,7 +32,7 @@ test-page: setup
 	@command -v chromium >/dev/null || { echo "Getting Chromium for the page's tests"; \
 	  as_root=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  $$as_root apt-get -qq update && $$as_root apt-get -qq install --yes --no-install-recommends chromium >/dev/null; }
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/tools/demo
 
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/objective tests/config tests/test_optim.py \

@@ -50,7 +50,7 @@ COLLECTIONS = {
         Collection(
             "icons",
             "fastclip.datasets.icons",
-            "some 346,000 icons, to be tested on sets held out whole, in ten minutes",
+            "some 346,000 icons, to be tested on sets held out whole, in six minutes",
             needs_npm=True,
             held_out=_EMOJI | _ICONS,
         ),
