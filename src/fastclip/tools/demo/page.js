@@ -27,13 +27,15 @@
     if (!picture) return;
     event.preventDefault();
     if (tab("pictures").ariaSelected === "true") tab("captions").click();
-    requestAnimationFrame(() => {
+    const put = (frames) => {  // a tab that was never open has its field only some frames later
       const name = tab("classify").ariaSelected === "true" ? "classify-picture" : "caption-picture";
       const field = document.querySelector(`#${name} input[type=file]`), files = new DataTransfer();
+      if (!field) return frames && requestAnimationFrame(() => put(frames - 1));
       files.items.add(picture);
       field.files = files.files;
       field.dispatchEvent(new Event("change", { bubbles: true }));
-    });
+    };
+    requestAnimationFrame(() => put(300));
   });
 
   // On a phone, focus would open the keyboard over the page.
