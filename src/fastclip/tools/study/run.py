@@ -37,7 +37,7 @@ def run_study(
     if jobs.stopped:
         print(f"{', '.join(jobs.stopped)}: stopped, and saved. The same command goes on.", file=sys.stderr)
         raise SystemExit(STOPPED)
-    return jobs.failed
+    return sorted(jobs.failed)  # whichever ended first
 
 
 def _run_all(study: Study, out: Path, configs: dict[str, Resolved], jobs: Jobs) -> None:
