@@ -49,6 +49,17 @@ def test_several_sources_are_a_list(tmp_path, capsys):
     assert "8 pairs in 2 files" in capsys.readouterr().out
 
 
+def test_a_pattern_that_begins_with_a_bracket_is_a_pattern(tmp_path, monkeypatch, capsys):
+    data = write_shards(tmp_path / "data", 6, 3)
+    monkeypatch.chdir(data)
+    first = sorted(path.name for path in data.iterdir())[0]
+    assert main(["data", "index", f"[{first[0]}]{first[1:]}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == 1
+    assert main(["data", "index", f"['{first}', \"{first}\"]", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == 2
+    assert main(["data", "index", "[a: b: c]"]) == 1
+
+
 def test_a_pattern_that_the_shell_expanded_works(tmp_path, capsys):
     data = write_shards(tmp_path / "data", 6, 3)
     assert main(["data", "index", *sorted(map(str, data.iterdir())), "--json"]) == 0

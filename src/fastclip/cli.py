@@ -12,6 +12,7 @@ import logging
 import sys
 from argparse import ArgumentParser, HelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import Parameter, getdoc, signature
 from pathlib import Path
@@ -22,7 +23,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from fastclip import __version__
-from fastclip.text import did_you_mean
+from fastclip.text import did_you_mean, nearest
 
 
 class Command(NamedTuple):
@@ -55,7 +56,8 @@ COMMANDS = {
         "fastclip.tools.profiling.profile_command.profile", "where the time of a training step goes"
     ),
     "plan": Command(
-        "fastclip.tools.profiling.plan_command.plan", "foretell memory, bytes and time on more machines"
+        "fastclip.tools.profiling.plan_command.plan",
+        "estimate memory, traffic and time on more machines",
     ),
     "demo": Command(
         "fastclip.tools.demo.commands.demo",
@@ -68,9 +70,7 @@ COMMANDS = {
     "data index": Command(
         "fastclip.data.commands.index", "index a collection of pairs (training does it by itself)", ("path",)
     ),
-    "data check": Command(
-        "fastclip.data.commands.check", "a doctor's page of a collection, before a long run", ("path",)
-    ),
+    "data check": Command("fastclip.data.commands.check", "check a collection before a long run", ("path",)),
 }
 
 
@@ -183,10 +183,15 @@ class _Help(RawDescriptionHelpFormatter):
 
 
 def _one_or_several(words: list[str]) -> str | list[str]:
-    """One path stands for itself; several, as a shell makes of *.tar or as [a, b], are a list."""
-    if len(words) == 1 and words[0].startswith("["):
-        return [word.strip(" '\"") for word in words[0].strip("[]").split(",")]
-    return words[0] if len(words) == 1 else words
+    """One path stands for itself, also a pattern such as [0-9].tar; *.tar of a shell and [a, b] are lists."""
+    if len(words) > 1:
+        return words
+    if words[0].startswith("[") and words[0].endswith("]"):
+        import yaml
+
+        with suppress(yaml.YAMLError):
+            return yaml.safe_load(words[0])
+    return words[0]
 
 
 def _shown(position: Parameter) -> str:
@@ -256,7 +261,8 @@ def _overview(words: list[str]) -> int:
     family = [command for command in COMMANDS if command.split()[0] == name.split(" ")[0]]
     known = not name or name in {command.split()[0] for command in COMMANDS}
     if not known:
-        hint = did_you_mean(name, COMMANDS, cutoff=0.3).replace("mean ", "mean `fastclip ").replace("?", "`?")
+        near = nearest(name, COMMANDS, cutoff=0.3)
+        hint = f" Did you mean `fastclip {near}`?" if near else ""
         print(f"fastclip: there is no command {name!r}.{hint}\n", file=sys.stderr)
     print("fastclip: CLIP training with global contrastive losses\n\ncommands (each has its own --help):")
     for command in family or COMMANDS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from timm.layers import convert_sync_batchnorm  # torch's own drops the activation inside timm's BatchNormAct
 from torch import Tensor, nn
 
+from fastclip.text import nearest
 from fastclip.weights import CONFIG_FILE, find_weights, load_weights, read_config
 
 log = logging.getLogger(__name__)
@@ -199,9 +199,9 @@ def _unknown_model(name: str, path: Path) -> str:
     if path.suffix == ".json":
         return f"model={name!r}: there is no file {path}."
     models = {known.lower(): known for known in open_clip.list_models()}
-    nearest = models[difflib.get_close_matches(name.lower(), models, 1, cutoff=0)[0]]
+    near = models[str(nearest(name.lower(), models, cutoff=0))]
     return (
-        f"model={name!r} is neither a model nor a JSON config; the nearest name is {nearest!r}. "
+        f"model={name!r} is neither a model nor a JSON config; the nearest name is {near!r}. "
         'List them with: python -c "import fastclip.model, open_clip; print(open_clip.list_models())"'
     )
 

@@ -6,10 +6,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def nearest(name: object, names: Iterable[str], cutoff: float = 0.4) -> str | None:
+    """The nearest of the names, if one is near."""
+    return next(iter(get_close_matches(str(name), list(names), n=1, cutoff=cutoff)), None)
+
+
 def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.4) -> str:
     """ " Did you mean NAME?" with the nearest of the names, to follow a sentence; "" if none is near."""
-    near = get_close_matches(str(name), list(names), n=1, cutoff=cutoff)
-    return f" Did you mean {near[0]}?" if near else ""
+    near = nearest(name, names, cutoff)
+    return f" Did you mean {near}?" if near else ""
 
 
 def duration(seconds: float | None) -> str:

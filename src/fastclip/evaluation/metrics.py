@@ -73,7 +73,7 @@ def jaccard(scores: Sequence[Tensor], associated: Sequence[Tensor]) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-# Every measure of a task by its name, in the order in which they are told: add one here
+# Every measure of a task by its name, in the order in which they are reported: add one here
 CLASSIFICATION: dict[str, Callable[[Tensor, Tensor], float]] = {
     "acc1": accuracy,
     "acc5": partial(accuracy, k=5),

@@ -7,7 +7,7 @@ inner functions reach e^200, their logarithms 200.
 
 from __future__ import annotations
 
-from math import exp, log
+from math import log
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ class GlobalContrastiveLoss(nn.Module):
     `loss.set_epoch(e)` at the start of each epoch. After `loss.eval()` the estimators stay as they are.
 
     Args:
-        algorithm: a name from `fastclip.ALGORITHMS`, but for the peers `openclip` and `siglip`; or Settings.
+        algorithm: a name from `fastclip.ALGORITHMS`, except the peers `openclip` and `siglip`; or Settings.
         num_samples: how many pairs the data set has; ids lie in [0, num_samples).
         wire_dtype: dtype in which features travel (float16 halves the bytes); None sends them as they are.
         tile_bytes: memory for similarities; they are computed twice, tile by tile, when they need more.
@@ -162,7 +162,7 @@ class GlobalContrastiveLoss(nn.Module):
     def mean_tau(self) -> float:
         """The temperature as one number, the mean of individual ones; all workers must call it."""
         if self.log_scale is not None:
-            return max(self.settings.tau_min, min(1.0, exp(-float(self.log_scale.detach()))))
+            return temperature.clamped_tau(self.log_scale, self.settings.tau_min)
         state = self.sample_state
         assert state is not None
         total = self.exchange.sum(state.columns["tau"][: state.held].double().sum()).wait()

@@ -5,7 +5,7 @@ q_i = ā_i·g_i/(ε + u_i) is the inner function's part in a sample's gradient: 
 
 from __future__ import annotations
 
-from math import log
+from math import exp, log
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,11 @@ def clamp_log_scale_(log_scale: Tensor, tau_min: float) -> None:
     """Keep τ in [tau_min, 1]."""
     with torch.no_grad():
         log_scale.clamp_(-log(TAU_MAX), -log(tau_min))
+
+
+def clamped_tau(log_scale: Tensor, tau_min: float) -> float:
+    """τ as a number, in [tau_min, 1]: the last step may have left the range."""
+    return max(tau_min, min(TAU_MAX, exp(-float(log_scale.detach()))))
 
 
 def global_gradient(settings: Settings, tau: Tensor, mean: BatchMeans) -> Tensor:

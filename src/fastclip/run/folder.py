@@ -7,7 +7,7 @@
         evaluation/results.jsonl    of `fastclip eval`
         model/                      the export
 
-Nothing that is broken or not there yet stops `read_run`; it is told in `missing`, and the rest is shown.
+Nothing that is broken or not there yet stops `read_run`; it is listed in `missing`, and the rest is shown.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ scores = model.similarity(["heart.png", "cat.png"], ["a red heart", "a cat"])
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, log
+from math import log
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fastclip.config.resolved import resolve_again
 from fastclip.data.images import BadImage, turn_upright, upright_rgb
 from fastclip.model import TwoTowers, build_model, find_model
+from fastclip.objective.temperature import clamped_tau
 from fastclip.run.checkpoint import load as load_tensors
 from fastclip.run.checkpoint import tensor_names
 from fastclip.run.folder import Which, find_checkpoint, is_run, read_facts
@@ -154,5 +156,4 @@ def _tau(path: Path, names: dict, config: dict) -> float | None:
     load_tensors(path, {name: values})
     if name == "loss.tau":
         return float(values.double().mean())
-    tau_min = config["algorithms"][config["algorithm"]]["tau_min"]
-    return max(tau_min, min(1.0, exp(-float(values))))  # the last step may have left the range
+    return clamped_tau(values, resolve_again(config).loss.tau_min)

@@ -23,11 +23,12 @@ class JsonLines:
 
     def __init__(self, path: Path):
         self.path = path
+        self.raw: list[bytes] = []  # all lines, once it was begun to read them
         self.left_out: list[int] = []
         self.torn = False
 
     def __iter__(self) -> Iterator[tuple[int, dict]]:
-        lines = self.path.read_bytes().split(b"\n")
+        self.raw = lines = self.path.read_bytes().split(b"\n")
         for number, text in enumerate(lines, start=1):
             try:
                 record = json.loads(text) if text.strip() else None
@@ -71,8 +72,8 @@ def truncate_metrics(path: Path, step: int) -> None:
     """Forget what came after `step`: a run that resumes there will tell it again."""
     if not path.exists():
         return
-    raw, lines = path.read_bytes().split(b"\n"), JsonLines(path)
-    kept = [raw[number - 1] for number, record in lines if record.get("step", 0) <= step]
+    lines = JsonLines(path)
+    kept = [lines.raw[number - 1] for number, record in lines if record.get("step", 0) <= step]
     _tell_left_out(lines)
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:

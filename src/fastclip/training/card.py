@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from fastclip.config.resolved import resolve_again
 from fastclip.evaluation.kept import model_key
 from fastclip.evaluation.tasks import DEFAULT_MEASURE, measure_of
 from fastclip.model import LOCAL_DIR, TwoTowers
-from fastclip.objective.algorithms import find_algorithm
 from fastclip.run.folder import METRICS, RESULTS, read_facts
 from fastclip.run.metrics import read_metrics
 from fastclip.run.results import read_results
@@ -131,16 +131,13 @@ def _scores_in_training(run: Path, facts: dict) -> list[Score]:
 def _training(facts: dict) -> dict[str, Any]:
     """What the checkpoint's facts do not say in so many words."""
     config, train = facts["config"], facts["config"]["data"]["train"]
-    row, loss = find_algorithm(config["algorithm"]), config["algorithms"][config["algorithm"]]
-    rho = None
-    if row.rho is not None:
-        rho = loss["rho"] if "rho" in loss else loss["rho_share"] * math.log(config["batch"]["size"] - 1)
+    resolved = resolve_again(config)
     name, pretrained = config["model"]["name"].removeprefix(LOCAL_DIR), config["model"].get("pretrained")
     return {
         "architecture": Path(name).stem if name.endswith(".json") else Path(name).name,
         "pretrained": Path(pretrained).name if pretrained else None,
-        "row": row,
-        "rho": rho,
+        "loss": resolved.loss,
+        "optim": resolved.optim,
         "time": duration(facts["elapsed"]),
         "versions": facts["versions"] | {"open_clip": version("open_clip_torch")},
         "trained_on": " and ".join(f"`{name}`" for name in _names(train)),

@@ -135,13 +135,11 @@ def _pairs(config: Resolved, recipe: str) -> int | None:
     if config.data.train is None:
         setting = SETTINGS.get(recipe)
         return None if setting is None else setting.pairs
-    from fastclip.data.manifest import open_manifest
-    from fastclip.terminal import progress
+    from fastclip.distributed.world import World
+    from fastclip.training.pairs import open_manifest_of
 
-    columns = {"image_column": config.data.image_column, "caption_column": config.data.caption_column}
     try:
-        with progress("indexing", "bytes") as update:
-            return len(open_manifest(config.data.train, **columns, progress=update))
+        return len(open_manifest_of(config.data.train, config.data, World.alone()))
     except (OSError, ValueError):  # a job may be planned where its data are not
         return None
 

@@ -18,7 +18,7 @@ import numpy as np
 from pandas import DataFrame
 from scipy.special import gammaln
 
-from fastclip.config.options import BatchConfig, DataConfig, TrainConfig, whole_batches
+from fastclip.config.options import TrainConfig, from_dict, whole_batches
 from fastclip.data.images import BadImage
 from fastclip.data.manifest import Manifest, Place, open_manifest
 from fastclip.data.order import Order
@@ -163,8 +163,8 @@ def _captions(scores: Scores, missing: list[str]) -> list[dict]:
 def _order_of(run: Run) -> TrainConfig:
     """As much of a run's config as its batches depend on, from its checkpoint."""
     saved = run.facts["config"]
-    data, batch = DataConfig(**saved.get("data", {})), BatchConfig(**saved["batch"])
-    return TrainConfig(epochs=saved["epochs"], seed=saved.get("seed", 0), data=data, batch=batch)
+    known = {"data": saved.get("data", {}), "seed": saved.get("seed", 0)}
+    return from_dict(known | {name: saved[name] for name in ("epochs", "batch")})
 
 
 def equal_captions(
