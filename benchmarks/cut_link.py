@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.namespaces import Hosts
 from benchmarks.record import save
-from fastclip.run.metrics import read_metrics
+from fastclip.run.metrics_file import read_metrics
 
 TIMEOUT = 20  # seconds that the run waits for a word
 PATIENCE = 60  # seconds more for torchrun to end
@@ -27,8 +27,8 @@ OPTIONS = [
     "--evaluate.pairs=null",
     "--batch.size=64",
     "--epochs=2",
-    "--checkpoint.steps=10",
-    "--log.every=1",
+    "--checkpoint.every_steps=10",
+    "--log.every_steps=1",
     f"--timeout={TIMEOUT}",
 ]
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from benchmarks.record import save
 from fastclip.data.manifest import ROW, open_manifest
 from fastclip.data.order import Order
-from fastclip.datasets.build import write_tar
+from fastclip.datasets.resumable_build import write_tar
 
 ROWS, SHARDS, BATCH, SEED = 300_000_000, 30_000, 5120, 0
 

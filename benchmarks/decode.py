@@ -25,7 +25,7 @@ from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import open_manifest
 from fastclip.data.order import Order
 from fastclip.data.tokenize import Tokenizer
-from fastclip.datasets.build import write_tar
+from fastclip.datasets.resumable_build import write_tar
 
 FILES, IMAGES, BATCH, ROUNDS = 256, 1024, 32, 5  # a round is long, as training is: workers start only once
 

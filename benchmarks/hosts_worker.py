@@ -23,7 +23,7 @@ from torch.distributed.nn import functional
 from fastclip.config.options import TrainConfig
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
-from fastclip.distributed.world import joined, quiet_others
+from fastclip.distributed.world import join_world, silence_other_ranks
 from fastclip.tools.profiling.breakdown import AlgorithmProfile
 from fastclip.tools.profiling.profiler import profile_steps
 
@@ -53,15 +53,15 @@ def main() -> None:
     folder, steps, warm_up, first, *options = sys.argv[1:]
     out, profiles, names = Path(folder), [], list(CASES)
     start = int(first) % len(names)
-    with joined(timeout=PATIENCE) as world:
-        quiet_others(world)
+    with join_world(timeout=PATIENCE) as world:
+        silence_other_ranks(world)
         for name in names[start:] + names[:start]:
             case = CASES[name]
             config, trace = case.config(options), out / f"trace-{world.rank}.json.gz"
             with gradients_at_once() if case.at_once else nullcontext():
                 worker = profile_steps(config, world, trace, steps=int(steps), warmup=int(warm_up))
             profiles.append(AlgorithmProfile(name, config.batch.size, world.gather(worker)))
-        if world.main:
+        if world.is_main:
             (out / "profiles.json").write_text(json.dumps([asdict(profile) for profile in profiles]))
 
 

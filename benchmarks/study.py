@@ -12,11 +12,11 @@ import shutil
 from pathlib import Path
 
 from benchmarks.record import RESULTS, save
-from fastclip.tools.report.commands import report
 from fastclip.tools.report.output import pictures_folder
+from fastclip.tools.report.report_command import report
 from fastclip.tools.study.rendering import as_markdown
-from fastclip.tools.study.study import read_study
-from fastclip.tools.study.tables import study_tables
+from fastclip.tools.study.result_tables import study_tables
+from fastclip.tools.study.study_state import read_study
 
 STUDIES = Path("studies")
 PICTURES = ("against-*.png", "course-mean-recall-1-*.png")  # those that docs/results.md may show

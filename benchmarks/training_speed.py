@@ -68,7 +68,7 @@ def _seconds_to_first_step(options: list[str], folder: str, name: str, environme
         "fastclip",
         "train",
         *options,
-        "--log.every",
+        "--log.every_steps",
         "1",
         "--out",
         f"{folder}/{name}",
@@ -90,7 +90,16 @@ def _speed(options: list[str], folder: str, name: str, workers: int, environment
     """Samples a second of a short run, the median of its records but the first."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
     command = [sys.executable, *(launcher if workers > 1 else []), "-m", "fastclip", "train", *options]
-    command += ["--out", f"{folder}/{name}", "--epochs", "1", "--log.every", "4", "--evaluate.every", "100"]
+    command += [
+        "--out",
+        f"{folder}/{name}",
+        "--epochs",
+        "1",
+        "--log.every_steps",
+        "4",
+        "--evaluate.every_epochs",
+        "100",
+    ]
     subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, check=True, stderr=subprocess.DEVNULL)
     records = [record for record in _records(Path(folder, name)) if "loss" in record]
     return median(record["time"]["samples_per_second"] for record in records[1:])

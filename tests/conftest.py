@@ -24,8 +24,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def _counted_captions(monkeypatch):
-    """Tables of studies have figures of equal captions, though nobody has the pairs."""
-    from fastclip.tools.study import tables
+    """Tables of studies have figures of equal captions, without the pairs."""
+    from fastclip.tools.study import result_tables
 
     found = {"actual": 0.1, "expected": 0.11, "repeated": 0.5, "captions": 320, "samples": 640}
-    monkeypatch.setattr(tables, "equal_captions", lambda config, progress: found)
+    monkeypatch.setattr(result_tables, "equal_captions", lambda config, progress: found)

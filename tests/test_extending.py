@@ -11,12 +11,12 @@ from fastclip.data import sources
 from fastclip.data.manifest import open_manifest
 from fastclip.data.tables import file_pair
 from fastclip.evaluation import metrics
-from fastclip.evaluation.layout import open_task
+from fastclip.evaluation.task_layout import open_task
 from fastclip.objective import algorithms
 from fastclip.objective.algorithms import Algorithm
 from fastclip.training.build import build_step, build_towers
 from tests.data.collections import png
-from tests.evaluation.test_layout import labelled, write_task
+from tests.evaluation.test_task_layout import labelled, write_task
 from tests.evaluation.test_zero_shot import scored, tiny_model
 from tests.training.test_build import ALONE, VIT, config, models  # noqa: F401
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from fastclip.config.optimizers import OPTIMIZERS, OptimizerRow
 from fastclip.config.options import OptimOptions, TrainConfig
 from fastclip.config.resolved import resolve
-from fastclip.config.tables import OPTIMIZERS, OptimizerRow
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import (
     Stepper,
@@ -73,14 +73,14 @@ class Run:
 
     def everything(self):
         """Weights, state and counters, to be compared bit by bit."""
-        tensors, facts = optimizer_tensors(self.optimizer, self.names)
+        tensors, metadata = optimizer_tensors(self.optimizer, self.names)
         weights = {name: p.detach().clone() for name, p in self.all.items()}
-        return {**weights, **{name: tensor.clone() for name, tensor in tensors.items()}}, facts
+        return {**weights, **{name: tensor.clone() for name, tensor in tensors.items()}}, metadata
 
 
 def assert_same_bits(one, other):
-    (tensors, facts), (other_tensors, other_facts) = one, other
-    assert facts == other_facts
+    (tensors, metadata), (other_tensors, other_metadata) = one, other
+    assert metadata == other_metadata
     assert tensors.keys() == other_tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(tensor, other_tensors[name]), name
@@ -377,12 +377,12 @@ def test_a_loaded_optimizer_goes_on_as_the_saved_one(name, steps):
     saved = Run(name)
     for step in range(steps):
         saved.step(step)
-    tensors, facts = optimizer_tensors(saved.optimizer, saved.names)
-    tensors, facts = copy.deepcopy(tensors), json.loads(json.dumps(facts))
+    tensors, metadata = optimizer_tensors(saved.optimizer, saved.names)
+    tensors, metadata = copy.deepcopy(tensors), json.loads(json.dumps(metadata))
     loaded = Run(name)
     for key, parameter in loaded.all.items():
         parameter.data.copy_(saved.all[key].data)
-    load_optimizer_tensors(loaded.optimizer, loaded.names, tensors, facts)
+    load_optimizer_tensors(loaded.optimizer, loaded.names, tensors, metadata)
     assert_same_bits(loaded.everything(), saved.everything())
     for step in range(steps, steps + 3):
         saved.step(step)
@@ -395,12 +395,12 @@ def test_a_loaded_optimizer_goes_on_as_the_saved_one(name, steps):
 def test_state_is_named_after_parameters_and_counters_are_kept():
     run = Run("adamw")
     run.step(0)
-    tensors, facts = optimizer_tensors(run.optimizer, run.names)
+    tensors, metadata = optimizer_tensors(run.optimizer, run.names)
     assert tensors.keys() == {
         f"{name}.{slot}" for name in run.all for slot in ("step", "exp_avg", "exp_avg_sq")
     }
     assert tensors["matrix.step"].item() == 1
-    assert facts == {}
+    assert metadata == {}
     run = Run("lamb")
     run.step(0)
     assert optimizer_tensors(run.optimizer, run.names)[1] == {"step": 1}
@@ -432,12 +432,12 @@ def test_sgd_without_momentum_has_nothing_to_save():
 def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing():
     run, other = Run("adamw"), Run("adamw")
     other.step(0)
-    tensors, facts = optimizer_tensors(other.optimizer, other.names)
+    tensors, metadata = optimizer_tensors(other.optimizer, other.names)
     before = run.everything()
 
-    def refuse(match, tensors, facts=facts):
+    def refuse(match, tensors, metadata=metadata):
         with pytest.raises(ValueError, match=match):
-            load_optimizer_tensors(run.optimizer, run.names, tensors, facts)
+            load_optimizer_tensors(run.optimizer, run.names, tensors, metadata)
         assert_same_bits(run.everything(), before)
 
     refuse("missing bias.step; unexpected none", {k: v for k, v in tensors.items() if k != "bias.step"})
@@ -492,11 +492,11 @@ def test_an_optimizer_is_added_by_one_row(monkeypatch):
         resolve(TrainConfig(optimizer="adam", optim=OptimOptions(eps=1e-8)))
     run, again = Run("adam"), Run("adam")
     assert run.step(0).finite
-    tensors, facts = run.everything()
+    tensors, metadata = run.everything()
     assert {name.rpartition(".")[2] for name in tensors} >= {"exp_avg", "exp_avg_sq", "step"}
     again.step(0)
     load_optimizer_tensors(
-        again.optimizer, again.names, optimizer_tensors(run.optimizer, run.names)[0], facts
+        again.optimizer, again.names, optimizer_tensors(run.optimizer, run.names)[0], metadata
     )
     run.step(1), again.step(1)
     assert_same_bits(run.everything(), again.everything())

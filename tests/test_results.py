@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fastclip.tools.study.definition import load_study
 from fastclip.tools.study.measures import paired_difference
-from fastclip.tools.study.plan import load_study
 from fastclip.tools.study.rendering import as_markdown
 
 ROOT = Path(__file__).parent.parent

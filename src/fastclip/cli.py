@@ -36,21 +36,29 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command("fastclip.training.commands.train", "train a model from a recipe, or go on with a run"),
+    "train": Command(
+        "fastclip.training.train_commands.train", "train a model from a recipe, or go on with a run"
+    ),
     "export": Command(
-        "fastclip.training.commands.export", "write a run's model as a folder for open_clip", ("run", "out")
+        "fastclip.training.train_commands.export",
+        "write a run's model as a folder for open_clip",
+        ("run", "out"),
     ),
     "eval": Command(
-        "fastclip.evaluation.commands.evaluate", "score a model on tasks it was not trained for", ("model",)
+        "fastclip.evaluation.eval_command.evaluate",
+        "score a model on tasks it was not trained for",
+        ("model",),
     ),
-    "compare": Command("fastclip.tools.study.commands.compare", "train a grid of runs and compare them"),
+    "compare": Command(
+        "fastclip.tools.study.compare_command.compare", "train a grid of runs and compare them"
+    ),
     "search": Command(
-        "fastclip.tools.search.commands.search",
+        "fastclip.tools.search.search_command.search",
         "find pictures by words, or by a picture",
         ("model", "images", "text"),
     ),
     "report": Command(
-        "fastclip.tools.report.commands.report", "a page about a run, several, or a study", ("runs",)
+        "fastclip.tools.report.report_command.report", "a page about a run, several, or a study", ("runs",)
     ),
     "profile": Command(
         "fastclip.tools.profiling.profile_command.profile", "where the time of a training step goes"
@@ -60,17 +68,21 @@ COMMANDS = {
         "estimate memory, traffic and time on more machines",
     ),
     "demo": Command(
-        "fastclip.tools.demo.commands.demo",
+        "fastclip.tools.demo.demo_command.demo",
         "a page to play with a model: type words, drop pictures",
         ("model",),
     ),
     "data get": Command(
-        "fastclip.datasets.commands.get", "get pairs and tasks to train and test on", ("name",)
+        "fastclip.datasets.get_command.get", "get pairs and tasks to train and test on", ("name",)
     ),
     "data index": Command(
-        "fastclip.data.commands.index", "index a collection of pairs (training does it by itself)", ("path",)
+        "fastclip.data.data_commands.index",
+        "index a collection of pairs (training does it by itself)",
+        ("path",),
     ),
-    "data check": Command("fastclip.data.commands.check", "check a collection before a long run", ("path",)),
+    "data check": Command(
+        "fastclip.data.data_commands.check", "check a collection before a long run", ("path",)
+    ),
 }
 
 

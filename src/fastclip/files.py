@@ -40,7 +40,7 @@ def make_writable(folder: Path, advice: str = "Choose another --out.") -> None:
 
 
 @contextmanager
-def built_once(folder: Path) -> Iterator[None]:
+def build_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder` while one process builds it; others wait and find it built."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(folder.name + ".lock")):
@@ -48,7 +48,7 @@ def built_once(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def written_aside(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into that takes the place of `folder` when all is written, and goes away if not."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
@@ -62,7 +62,7 @@ def written_aside(folder: Path) -> Iterator[Path]:
     part.rename(folder)
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """A text file that is there whole, or as it was before."""
     part = aside(path)
     part.write_text(text, encoding="utf-8", newline="\n")

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from fastclip.config.tables import OPTIMIZERS, OptimizerRow
+from fastclip.config.optimizers import OPTIMIZERS, OptimizerRow
 from fastclip.objective.schedules import cosine
 
 SLOW_TAU = 0.03  # below this temperature, v3's τ takes a third of its rate
@@ -188,7 +188,7 @@ def _slow_down(log_scale: Tensor, old: Tensor) -> None:
 def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[Parameter, str]
 ) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """The optimizer's state for a checkpoint: tensors as "NAME.exp_avg" (no copies), and facts for JSON."""
+    """The optimizer's state for a checkpoint: tensors as "NAME.exp_avg" (not copies), and JSON metadata."""
     tensors = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -205,14 +205,14 @@ def load_optimizer_tensors(
     optimizer: Optimizer,
     names: Mapping[Parameter, str],
     tensors: Mapping[str, Tensor],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
 ) -> None:
     """Put back what `optimizer_tensors` gave; nothing is touched unless all of it fits.
 
     Rates and other options stay as the optimizer was built.
     """
-    here, own_facts = optimizer_tensors(optimizer, names)
-    for kind, expected, found in (("tensors", here, tensors), ("facts", own_facts, facts)):
+    here, own_metadata = optimizer_tensors(optimizer, names)
+    for kind, expected, found in (("tensors", here, tensors), ("facts", own_metadata, metadata)):
         missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
         if missing or unexpected:
             raise ValueError(
@@ -228,7 +228,7 @@ def load_optimizer_tensors(
     if optimizer.param_groups[0].get("counts") == "group":
         state = optimizer.state_dict()
         for group in state["param_groups"]:
-            group["step"] = facts["step"]
+            group["step"] = metadata["step"]
         optimizer.load_state_dict(state)  # timm makes of it the kind of counter that it keeps
 
 

@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
 from fastclip.cli import main as fastclip
-from fastclip.data.sheet import CELL, draw_sheet
-from fastclip.evaluation.tasks import SUITES
+from fastclip.data.contact_sheet import CELL, draw_contact_sheet
+from fastclip.evaluation.suites import SUITES
 from fastclip.files import cache_folder
 
 
@@ -112,7 +112,7 @@ def search(stop: Stop) -> None:
             cells.append((upright_rgb(index.pictures.image(match.number)), f"{match.score:.2f}\n{caption}"))
             if number < EXAMPLES and place < 3:
                 console.print(f"  {match.score:.2f}  {caption}", markup=False)
-    draw_sheet(cells, stop.run / "searches.png", columns=SHOWN + 1)
+    draw_contact_sheet(cells, stop.run / "searches.png", columns=SHOWN + 1)
 
 
 def _words(text: str) -> Image.Image:

@@ -8,8 +8,8 @@ import pytest
 
 from fastclip.config.collections import COLLECTIONS
 from fastclip.config.parse import recipe_names
-from fastclip.datasets.commands import get
-from fastclip.evaluation.commands import evaluate
+from fastclip.datasets.get_command import get
+from fastclip.evaluation.eval_command import evaluate
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
@@ -25,7 +25,6 @@ def test_help_describes_every_collection_and_suite():
 
 
 def test_the_table_needs_no_torch():
-    code = (
-        "import sys, fastclip.datasets.commands, fastclip.evaluation.commands; print('torch' in sys.modules)"
-    )
+    modules = "fastclip.datasets.get_command, fastclip.evaluation.eval_command"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

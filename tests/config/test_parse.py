@@ -140,7 +140,7 @@ def test_a_run_uses_the_scaled_rates(tmp_path):
         "--batch.size": 24,
         "--batch.reference": 8,
         "--epochs": 1,  # one step: the warm-up's last, at the peak
-        "--log.every": 1,
+        "--log.every_steps": 1,
     }
     environment = {"FASTCLIP_CACHE": str(tmp_path / "cache")}
     Run([str(word) for pair in options.items() for word in pair], environment=environment).finish()
@@ -231,7 +231,7 @@ def test_options_win_wherever_they_stand_and_later_files_over_earlier_ones(tmp_p
         ("--loss.roh=5", "There is no option loss.roh. Did you mean loss.rho?"),
         ("--lr 1e-3", "There is no option lr. Did you mean optim.lr?"),
         ("--batch-size 64", "There is no option batch-size. Did you mean batch.size?"),
-        ("--every 3", "There is no option every. Did you mean evaluate.every or log.every?"),
+        ("--every_steps 3", "There is no option every_steps. Did you mean checkpoint.every_steps or log.every_steps?"),
         ("--no.such.thing 3", "There is no option no.such.thing. `fastclip train --help` lists them all."),
         ("--data.train a.tar b.tar", "'b.tar' belongs to no option. Several paths are a list"),
         ("--algorithm fastclip-v4", "algorithm='fastclip-v4' is unknown. Did you mean fastclip-v"),

@@ -7,6 +7,7 @@ from math import log
 
 import pytest
 
+from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.options import (
     BatchConfig,
     LossOptions,
@@ -17,7 +18,6 @@ from fastclip.config.options import (
 )
 from fastclip.config.parse import parse, recipe_names
 from fastclip.config.resolved import differences, resolve, resolve_again
-from fastclip.config.tables import OPTIMIZERS
 from fastclip.objective.algorithms import ALGORITHMS
 
 recipe = cache(lambda name: parse(["--config", name]))

@@ -16,7 +16,7 @@ from open_clip.transform import AugmentationCfg, image_transform
 from PIL import Image
 
 from fastclip.data.decode import Augment, decoder
-from fastclip.data.images import BadImage, upright_rgb
+from fastclip.data.images import UnusableSample, upright_rgb
 
 JITTER = (0.32, 0.32, 0.32, 0.08)
 OPTIONS = {
@@ -106,7 +106,7 @@ def test_the_process_keeps_its_random_states(name, options):
     torch.manual_seed(5)
     before = states()
     first = ready.train(data, seed=3)
-    with pytest.raises(BadImage):
+    with pytest.raises(UnusableSample):
         ready.train(broken, seed=3)
     assert states() == before
     torch.manual_seed(6)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from fastclip.data.decode import Augment, decoder
-from fastclip.data.images import BadImage, open_image, thumbnail, upright_rgb
+from fastclip.data.images import UnusableSample, open_image, thumbnail, upright_rgb
 from tests.data.test_decode import OPTIONS, file, open_clips, picture
 
 
@@ -143,7 +143,7 @@ def test_a_bad_file_is_refused_with_a_reason(kind, monkeypatch):
             upright_rgb,
             *(lambda d, n=n: decoder(n, Augment()).train(d, 0) for n in ("exact", "fast")),
         ):
-            with pytest.raises(BadImage, match=reason):
+            with pytest.raises(UnusableSample, match=reason):
                 act(data)
     assert limits == (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
 
@@ -160,7 +160,7 @@ def test_damaged_bytes_give_a_picture_or_a_reason(data, draw):
         for name in ("exact", "fast"):
             try:
                 decoder(name, Augment(image_size=16, max_pixels=1_000_000)).train(damaged, 0)
-            except BadImage as error:
+            except UnusableSample as error:
                 assert str(error)  # noqa: PT017
 
 
@@ -171,7 +171,7 @@ def test_the_header_tells_the_size_without_decoding():
 def test_the_limit_can_be_moved():
     data = file(picture(30, 20), "PNG")
     assert upright_rgb(data, max_pixels=600).size == (30, 20)
-    with pytest.raises(BadImage, match="30 x 20 px exceeds max_pixels=599"):
+    with pytest.raises(UnusableSample, match="30 x 20 px exceeds max_pixels=599"):
         upright_rgb(data, max_pixels=599)
 
 
@@ -180,7 +180,7 @@ def test_thumbnails_are_small_and_keep_their_shape():
     assert large.format == small.format == "WEBP"
     assert large.size == (256, 128)
     assert small.size == (40, 30)  # none is made larger
-    with pytest.raises(BadImage):
+    with pytest.raises(UnusableSample):
         thumbnail(b"words", 256)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastclip.data.decode import Augment, decoder
-from fastclip.data.kept import KeptImages
+from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.loader import PairLoader, TooManyBadSamples
 from fastclip.data.manifest import open_manifest
 from fastclip.data.order import Order
@@ -95,7 +95,7 @@ def test_the_processs_own_randomness_is_left_alone(manifest):
 
 def test_kept_images_give_the_same_batches(manifest):
     for name in ("exact", "fast"):
-        kept = KeptImages.open(manifest, AUGMENT.max_pixels)
+        kept = DecodedCache.open(manifest, AUGMENT.max_pixels)
         assert same(batches(manifest, name=name), batches(manifest, name=name, kept=kept, workers=2))
 
 
@@ -115,7 +115,7 @@ def damaged(tmp_path, bad=(5, 6, 20), n=30):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_sample_is_replaced_by_its_neighbour_logged_and_counted(tmp_path, workers, keep, caplog):
     manifest = damaged(tmp_path)
-    kept = KeptImages.open(manifest, AUGMENT.max_pixels) if keep else None
+    kept = DecodedCache.open(manifest, AUGMENT.max_pixels) if keep else None
     order = Order(30, 10, shuffle="none")
     loader = PairLoader(
         manifest,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastclip.data import manifest as module
-from fastclip.data.images import BadImage
+from fastclip.data.images import UnusableSample
 from fastclip.data.manifest import open_manifest
 from fastclip.data.pairs import SourceError
 from fastclip.data.remote import RemoteError
@@ -134,7 +134,7 @@ def test_hugging_faces_images_may_be_files(tmp_path):
     pq.write_table(pa.table({"image": pa.array(images, kind), "text": ["a", "b"]}), tmp_path / "t.parquet")
     manifest = open_manifest(str(tmp_path / "t.parquet"))
     assert manifest.read(0).image == png(0)
-    with pytest.raises(BadImage, match="the row holds no image"):
+    with pytest.raises(UnusableSample, match="the row holds no image"):
         manifest.read(1)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastclip.distributed import world as launch
-from fastclip.distributed.world import Place, World, find_place, joined, quiet_others
+from fastclip.distributed.world import Place, World, find_place, join_world, silence_other_ranks
 
 TORCHRUN = {
     "RANK": "9",
@@ -165,8 +165,8 @@ def free_port():
 @pytest.mark.parametrize("environ", [{}, {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}])
 def test_one_worker_needs_no_process_group(launched, environ):
     launched(**environ)
-    with joined() as world:
-        assert (world.rank, world.size, world.main, world.control) == (0, 1, True, None)
+    with join_world() as world:
+        assert (world.rank, world.size, world.is_main, world.control) == (0, 1, True, None)
         assert world.agree({"a": 1}) == {"a": 1}
         assert world.gather("x") == ["x"]
         world.barrier()
@@ -176,7 +176,7 @@ def test_one_worker_needs_no_process_group(launched, environ):
 def test_a_worker_that_nobody_answers_says_where_it_waited(launched):
     port = free_port()
     launched(**{**TORCHRUN, "RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-    with pytest.raises(RuntimeError, match=f"127.0.0.1:{port}.*MASTER_PORT"), joined(timeout=1):
+    with pytest.raises(RuntimeError, match=f"127.0.0.1:{port}.*MASTER_PORT"), join_world(timeout=1):
         pass
     assert not dist.is_initialized()
 
@@ -187,7 +187,7 @@ def test_a_port_in_use_is_named(launched):
         listener.listen()
         port = listener.getsockname()[1]
         launched(**{**TORCHRUN, "RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-        with pytest.raises(RuntimeError, match=f"port {port} free"), joined(timeout=1):
+        with pytest.raises(RuntimeError, match=f"port {port} free"), join_world(timeout=1):
             pass
 
 
@@ -240,7 +240,7 @@ def gpus(monkeypatch):
 
 def test_gpus_talk_over_nccl_and_hosts_over_gloo(launched, gpus):
     launched(**TORCHRUN)
-    with joined() as world:
+    with join_world() as world:
         assert world.device == torch.device("cuda:1")
         assert world.control is gpus["control"]
     assert (gpus["backend"], gpus["init"]["device_id"]) == ("nccl", torch.device("cuda:1"))
@@ -252,7 +252,7 @@ def test_gpus_talk_over_nccl_and_hosts_over_gloo(launched, gpus):
 
 def test_a_failure_on_gpus_aborts_instead_of_waiting_for_kernels(launched, gpus):
     launched(**TORCHRUN)
-    with pytest.raises(OSError, match="disk"), joined():
+    with pytest.raises(OSError, match="disk"), join_world():
         raise OSError("disk")
     assert gpus["default"].aborted
     assert gpus["destroyed"]
@@ -261,7 +261,7 @@ def test_a_failure_on_gpus_aborts_instead_of_waiting_for_kernels(launched, gpus)
 
 def test_more_workers_than_gpus_is_an_error_that_counts_them(launched, gpus):
     launched(**{**TORCHRUN, "LOCAL_RANK": "2"})
-    with pytest.raises(ValueError, match="2 GPUs"), joined():
+    with pytest.raises(ValueError, match="2 GPUs"), join_world():
         pass
 
 
@@ -272,7 +272,7 @@ import json, os, sys, time, torch
 from pathlib import Path
 import torch.distributed as dist
 from fastclip.distributed.interrupts import StoppedCleanly
-from fastclip.distributed.world import joined
+from fastclip.distributed.world import join_world
 
 folder = Path(sys.argv[1])
 
@@ -283,7 +283,7 @@ def write(world, name, value):
 def facts(world):
     said = world.agree({"from": world.rank}), world.gather(10 + world.rank)
     world.barrier()
-    write(world, "facts", [world.rank, world.size, world.local_rank, str(world.device), world.main, *said])
+    write(world, "facts", [world.rank, world.size, world.local_rank, str(world.device), world.is_main, *said])
 
 def stop(world):  # worker 1 is late
     time.sleep(world.rank)
@@ -302,7 +302,7 @@ for scenario, port in zip(sys.argv[2::2], sys.argv[3::2]):
     if port != "given":
         os.environ["MASTER_PORT"] = port
     try:
-        with joined(timeout=60) as world:
+        with join_world(timeout=60) as world:
             globals()[scenario](world)
     except StoppedCleanly as error:
         write(world, "stopped", [error.step, (folder / "reached1").exists()])
@@ -416,7 +416,7 @@ def own_logging():
 
 def test_other_workers_log_only_errors_with_their_number(own_logging, caplog):
     own_logging.setLevel(logging.INFO)
-    quiet_others(World(3, 4, 3, torch.device("cpu"), None))
+    silence_other_ranks(World(3, 4, 3, torch.device("cpu"), None))
     logging.getLogger("fastclip.data.loader").warning("sample %d is left out", 5)
     logging.getLogger("fastclip.data.loader").error("100%% of %s is broken", "data")
     logging.getLogger("elsewhere").error("not ours")
@@ -425,6 +425,6 @@ def test_other_workers_log_only_errors_with_their_number(own_logging, caplog):
 
 def test_worker_0_speaks_as_before(own_logging, caplog):
     own_logging.setLevel(logging.INFO)
-    quiet_others(World(0, 4, 0, torch.device("cpu"), None))
+    silence_other_ranks(World(0, 4, 0, torch.device("cpu"), None))
     logging.getLogger("fastclip.training").info("hello")
     assert caplog.messages == ["hello"]

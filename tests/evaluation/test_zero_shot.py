@@ -21,10 +21,10 @@ from sklearn.metrics import (
 from fastclip.distributed.world import World
 from fastclip.evaluation import zero_shot
 from fastclip.evaluation.features import Encoder
-from fastclip.evaluation.layout import open_task
+from fastclip.evaluation.task_layout import open_task
 from fastclip.evaluation.zero_shot import classifier, cue_prompt, score
 from tests.data.collections import encode, picture, png
-from tests.evaluation.test_layout import npy, write_task
+from tests.evaluation.test_task_layout import npy, write_task
 from tests.workers import run_workers
 
 TRANSFORM = open_clip.image_transform(16, is_train=False)

@@ -19,7 +19,7 @@ from fastclip.objective.exchange import Exchange
 from fastclip.objective.sample_state import SampleState
 from fastclip.run import checkpoint
 from fastclip.run.checkpoint import CheckpointError, Checkpoints, load, tensor_names
-from fastclip.run.folder import read_facts
+from fastclip.run.folder import read_metadata
 from tests.workers import run_workers
 
 
@@ -66,7 +66,7 @@ def assert_whole(path, step):
     found = {"weight": torch.zeros(50, 3), "steps": torch.tensor(0)}
     load(path, found)
     assert_same(found, small(step))
-    assert read_facts(path) == {"step": step}
+    assert read_metadata(path) == {"step": step}
 
 
 def names(folder):
@@ -88,13 +88,13 @@ def assert_no_pickle(folder):
 
 def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path, recwarn):
     saved = tensors_of_every_kind()
-    facts = {"step": 12, "run": {"name": "τ", "values": [1.5, None, True]}}
-    path = Checkpoints(tmp_path / "run" / "checkpoints").save(12, saved, facts)
+    metadata = {"step": 12, "run": {"name": "τ", "values": [1.5, None, True]}}
+    path = Checkpoints(tmp_path / "run" / "checkpoints").save(12, saved, metadata)
     found = {name: torch.empty_like(tensor).detach() for name, tensor in saved.items()}
     found["not.contiguous"] = torch.empty(4, 6).t()
     load(path, found)
     assert_same(found, saved)
-    assert read_facts(path) == facts
+    assert read_metadata(path) == metadata
     assert path.name == "step-00000012"
     assert_no_pickle(tmp_path)
     assert not recwarn.list
@@ -356,9 +356,9 @@ def _refuse_old(rename):
     ("tensors", "facts", "said"),
     [({}, {"a": torch.ones(1)}, "not JSON serializable"), ({"a": {"lr": 1}}, {}, "a is not a tensor")],
 )
-def test_what_is_neither_tensor_nor_json_is_refused(tmp_path, tensors, facts, said):
+def test_what_is_neither_tensor_nor_json_is_refused(tmp_path, tensors, metadata, said):
     with pytest.raises(CheckpointError, match=said):
-        Checkpoints(tmp_path).save(1, tensors, facts)
+        Checkpoints(tmp_path).save(1, tensors, metadata)
     assert names(tmp_path) == []
 
 
@@ -410,7 +410,7 @@ def test_a_file_of_another_checkpoint_is_refused(tmp_path):
 def test_a_broken_state_file_says_what_to_do(tmp_path, content):
     path = Checkpoints(tmp_path).save(1, small(1), {})
     (path / "state.json").unlink() if content is None else (path / "state.json").write_bytes(content)
-    for read in (read_facts, tensor_names, lambda path: load(path, small(2))):
+    for read in (read_metadata, tensor_names, lambda path: load(path, small(2))):
         with pytest.raises(ValueError, match=r"state.json is missing or broken .* resume from an earlier"):
             read(path)
 
@@ -436,7 +436,7 @@ def test_a_planted_pickle_never_runs(tmp_path, name, protocol):
     path = checkpoints.save(1, small(1), {})
     (path / name).write_bytes(planted)
     assert checkpoints.newest() == path
-    for use in (read_facts, tensor_names, lambda path: load(path, small(1))):
+    for use in (read_metadata, tensor_names, lambda path: load(path, small(1))):
         with suppress(ValueError):
             use(path)
     checkpoints.save(2, small(2), {})
@@ -493,7 +493,7 @@ def load_here(path):
     load(path, found)
     assert_same({n: local(t) for n, t in found.items()}, {n: local(t) for n, t in expected.items()})
     assert tensor_names(path) == {name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()}
-    assert read_facts(path)["rank"] == 0
+    assert read_metadata(path)["rank"] == 0
 
 
 def refuse_what_fits_one_worker_only(rank, path):

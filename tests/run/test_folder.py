@@ -32,7 +32,7 @@ def train(lab):
     """Trains in this process, and gives the trainer as it is at the end."""
 
     def run(name, algorithm="fastclip-v3", **changed):
-        options = {"evaluate__pairs": "null", "checkpoint__steps": 3} | changed
+        options = {"evaluate__pairs": "null", "checkpoint__every_steps": 3} | changed
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
             return train_run(resolve(parse(lab.options(lab.folder / name, algorithm, **options))), ALONE)
@@ -142,7 +142,7 @@ def poison(lab, run, mark, tmp_path, monkeypatch, capsys):
             state = json.loads((checkpoint / "state.json").read_text())
             state["files"][file] = (checkpoint / file).stat().st_size
             (checkpoint / "state.json").write_text(json.dumps(state))
-        resume = lab.options(copy, "fastclip-v3", evaluate__pairs="null", checkpoint__steps=3)
+        resume = lab.options(copy, "fastclip-v3", evaluate__pairs="null", checkpoint__every_steps=3)
         ends = []
         for words in (["export", str(copy), str(tmp_path / "out")], ["train", *resume]):
             code = main(words)

@@ -11,7 +11,7 @@ from PIL import Image
 
 import fastclip
 from fastclip.model import build_model
-from fastclip.run.folder import read_facts
+from fastclip.run.folder import read_metadata
 from tests.data.collections import encode, picture
 from tests.evaluation import replica
 
@@ -59,7 +59,7 @@ def test_a_run_and_its_export_are_one_model_and_open_clip_agrees(run, model, fil
 def test_probabilities_are_at_the_temperature_that_was_trained(run, model, files):
     exported = fastclip.load(str(run / "model"))
     labels = ["a red heart", "a cat", "a house"]
-    tau = read_facts(run / "checkpoints" / "last")["config"]["algorithms"]["fastclip-v3"]["tau"]
+    tau = read_metadata(run / "checkpoints" / "last")["config"]["algorithms"]["fastclip-v3"]["tau"]
     scale = exported.towers.clip.logit_scale
     assert -scale.item() != pytest.approx(log(0.07), abs=1e-3)  # open_clip's own start
     assert -scale.item() == pytest.approx(log(tau), abs=0.5)

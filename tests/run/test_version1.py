@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fastclip.cli import main
-from fastclip.run.folder import SCHEMA, check_schema, read_facts, read_run
+from fastclip.run.folder import SCHEMA, check_schema, read_metadata, read_run
 from fastclip.run.load import load
-from fastclip.run.metrics import read_metrics
+from fastclip.run.metrics_file import read_metrics
 
 ARCHIVE = Path(__file__).with_name("folder-v1.tar.xz")
 
@@ -34,7 +34,7 @@ def records(path):
 def test_it_resumes_to_the_same_numbers(folder):
     assert not (folder / "run.json").exists()
     assert main(["train", "--config", "run/config.yaml"]) == 0
-    assert read_facts(folder / "checkpoints" / "last")["step"] == 12
+    assert read_metadata(folder / "checkpoints" / "last")["step"] == 12
     assert json.loads((folder / "run.json").read_text())["schema"] == SCHEMA
     found, expected = records(folder / "metrics.jsonl"), records(Path("expected_metrics.jsonl"))
     assert len(found) == len(expected)

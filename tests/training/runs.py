@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from fastclip.run.checkpoint import load, tensor_names
-from fastclip.run.folder import read_facts
-from fastclip.run.metrics import read_metrics
+from fastclip.run.folder import read_metadata
+from fastclip.run.metrics_file import read_metrics
 from tests.data.collections import png, write_tar
 from tests.workers import CONTEXT
 
@@ -62,11 +62,11 @@ class Lab:
             "data.train": self.train,
             "data.keep_decoded": "false",
             "evaluate.pairs": self.held_out,
-            "evaluate.every": 2,
+            "evaluate.every_epochs": 2,
             "batch.size": 16,
             "epochs": self.epochs,
-            "log.every": 1,
-            "checkpoint.steps": 4,
+            "log.every_steps": 1,
+            "checkpoint.every_steps": 4,
         } | {name.replace("__", "."): value for name, value in changed.items()}
         return [str(word) for name, value in options.items() for word in (f"--{name}", value)]
 
@@ -121,7 +121,7 @@ class Run:
         return self
 
     def wait_for_step(self, step, timeout=60):
-        """Until metrics.jsonl has a record of this step or a later one; it needs log.every 1."""
+        """Until metrics.jsonl has a record of this step or a later one; it needs log.every_steps 1."""
         self._wait_until(lambda: self.last_step() >= step, f"step {step}", timeout)
 
     def last_step(self):
@@ -204,8 +204,8 @@ def assert_same_run(one, other):
 
 def _facts(folder):
     """What the newest checkpoint holds besides tensors, without what differs between two identical runs."""
-    facts = read_facts(Path(folder) / "checkpoints" / "last")
-    return {name: value for name, value in facts.items() if name not in ("config", "elapsed")}
+    metadata = read_metadata(Path(folder) / "checkpoints" / "last")
+    return {name: value for name, value in metadata.items() if name not in ("config", "elapsed")}
 
 
 def _main(options, rank, workers, port, log, environment, largest_file):

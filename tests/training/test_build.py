@@ -19,14 +19,14 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.pairs import SourceError
 from fastclip.distributed.world import World
-from fastclip.training import pairs as pairs_module
+from fastclip.training import training_pairs as pairs_module
 from fastclip.training.build import (
     build_step,
     build_towers,
     warmup_steps,
 )
-from fastclip.training.pairs import open_manifest_of, open_pairs
-from fastclip.training.step import PeerLoss
+from fastclip.training.step import OpenClipLoss
+from fastclip.training.training_pairs import open_manifest_of, open_pairs
 from tests.training.runs import collection
 
 CPU = torch.device("cpu")
@@ -240,7 +240,7 @@ def test_rates_grow_in_proportion_to_the_batch(reference, scale, models):
 def test_the_temperature_lives_in_one_place(algorithm, models):
     train_step = learner_of(models, algorithm=algorithm)
     peer = algorithm in ("openclip", "siglip")
-    assert isinstance(train_step.loss, PeerLoss) == peer
+    assert isinstance(train_step.loss, OpenClipLoss) == peer
     assert train_step.towers.clip.logit_scale.requires_grad == peer
     assert (train_step.towers.clip.logit_bias is not None) == (algorithm == "siglip")
     assert (train_step.stepper.slow_tau is not None) == (algorithm == "fastclip-v3")

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fastclip.cli import main
-from fastclip.run.folder import read_facts
-from fastclip.run.metrics import read_metrics
-from tests.evaluation.test_layout import labelled, write_task
+from fastclip.run.folder import read_metadata
+from fastclip.run.metrics_file import read_metrics
+from tests.evaluation.test_task_layout import labelled, write_task
 from tests.training.runs import Lab
 
 
@@ -32,8 +32,8 @@ def test_tasks_are_scored_and_the_scores_are_those_of_fastclip_eval(lab, tmp_pat
     assert last["tasks_mean"] == pytest.approx((last["animals/acc1"] + last["more/acc1"]) / 2)
     assert "mean_recall@1" in last  # of the pairs
     assert next(iter(last)) == "animals/acc5"  # the one that counts comes first
-    facts = read_facts((tmp_path / "run" / "checkpoints" / "best").resolve())
-    assert facts["best"] == {"score": last["animals/acc5"], "step": 12, "measure": "animals/acc5"}
+    metadata = read_metadata((tmp_path / "run" / "checkpoints" / "best").resolve())
+    assert metadata["best"] == {"score": last["animals/acc5"], "step": 12, "measure": "animals/acc5"}
     capsys.readouterr()
     tasks = str(lab.folder / "tasks")
     assert main(["eval", str(tmp_path / "run"), "--tasks", tasks, "--json", "--workers", "0"]) == 0
@@ -49,8 +49,8 @@ def test_without_pairs_the_best_is_by_the_mean_of_the_tasks(lab, tmp_path):
     without_pairs = [*options[:at], *options[at + 2 :], "--evaluate.pairs", "null"]
     assert main(["train", *without_pairs]) == 0
     assert "mean_recall@1" not in evaluations(tmp_path / "run")[-1]["evaluation"]
-    facts = read_facts((tmp_path / "run" / "checkpoints" / "best").resolve())
-    assert facts["best"]["measure"] == "tasks_mean"
+    metadata = read_metadata((tmp_path / "run" / "checkpoints" / "best").resolve())
+    assert metadata["best"]["measure"] == "tasks_mean"
 
 
 def test_two_workers_measure_what_one_does(lab, tmp_path):

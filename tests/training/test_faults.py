@@ -28,7 +28,7 @@ def train(lab, tmp_path, capsys):
     """`fastclip train` in this process: its exit code and the lines that it printed."""
 
     def run(**changed):
-        options = {"evaluate__pairs": "null", "checkpoint__steps": "null"} | changed
+        options = {"evaluate__pairs": "null", "checkpoint__every_steps": "null"} | changed
         code = main(["train", *lab.options(options.pop("out", tmp_path / "run"), "fastclip-v3", **options)])
         return code, capsys.readouterr().err.splitlines()
 
@@ -66,7 +66,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_the_run_goes_on(t
 
 def test_ten_in_a_row_stop_the_run_with_advice_and_the_checkpoints_are_sound(train, nan_steps, tmp_path):
     nan_steps |= set(range(7, 100))
-    code, lines = train(epochs=3, checkpoint__steps=2)
+    code, lines = train(epochs=3, checkpoint__every_steps=2)
     assert code == 1
     assert lines[-1].startswith("fastclip train: 10 steps in a row up to step 16 had a non-finite loss")
     assert "Try a lower --optim.lr" in lines[-1]
@@ -83,7 +83,7 @@ def test_ten_in_a_row_stop_the_run_with_advice_and_the_checkpoints_are_sound(tra
         assert torch.equal(tensor, weights[12][name]), name
         assert tensor.isfinite().all() or name == "loss.log_u", name  # −inf: not visited yet
     nan_steps.clear()  # the cause is mended: the same command goes on
-    assert train(epochs=3, checkpoint__steps=2)[0] == 0
+    assert train(epochs=3, checkpoint__every_steps=2)[0] == 0
     assert [record["skipped"] for record in metrics(tmp_path / "run")[-4:]] == [8] * 4
 
 
@@ -130,7 +130,11 @@ def children(process):
 
 def test_a_reading_process_that_is_killed_ends_the_run_with_an_error(lab, tmp_path):
     run = lab.start(
-        tmp_path / "run", epochs=10_000, data__workers=1, evaluate__pairs="null", checkpoint__steps=10_000
+        tmp_path / "run",
+        epochs=10_000,
+        data__workers=1,
+        evaluate__pairs="null",
+        checkpoint__every_steps=10_000,
     )
     run.wait_for_step(2)
     readers = children(run.processes[0].pid)
@@ -168,7 +172,7 @@ def test_too_many_broken_images_stop_the_run_with_the_worst_file(train, tmp_path
 
 def test_workers_join_their_counts_of_broken_images(lab, tmp_path):
     pairs = collection(tmp_path / "broken", 96, broken=range(0, 96, 8))
-    changed = {"data__train": pairs, "evaluate__pairs": "null", "log__every": 3}
+    changed = {"data__train": pairs, "evaluate__pairs": "null", "log__every_steps": 3}
     run = lab.start(tmp_path / "run", 2, data__max_bad=0.2, **changed).finish()
     assert metrics(tmp_path / "run")[-1]["bad"] == 12
     assert "12 pairs could not be used: 12 × " in run.output()

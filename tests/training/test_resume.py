@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import torch
 
-from fastclip.run.folder import read_facts
+from fastclip.run.folder import read_metadata
 from tests.training.runs import (
     ALGORITHM,
     MOMENTS,
@@ -33,7 +33,7 @@ def lab(tmp_path_factory):
 
 
 def last_facts(run):
-    return read_facts(run / "checkpoints" / "last")
+    return read_metadata(run / "checkpoints" / "last")
 
 
 def saved_steps(run):
@@ -112,7 +112,7 @@ def processes_with(*variables):
 def test_what_is_counted_between_two_records_is_not_lost_with_a_kill(lab, tmp_path):
     """Each worker has losses of its own and meets broken pictures of its own; step 4 lies between records."""
     broken = collection(tmp_path / "broken", 96, broken=range(0, 96, 8))
-    changed = {"algorithm": "openclip", "data__train": broken, "data__max_bad": 0.5, "log__every": 5}
+    changed = {"algorithm": "openclip", "data__train": broken, "data__max_bad": 0.5, "log__every_steps": 5}
     lab.start(tmp_path / "reference", 2, **changed).finish()
     run = lab.start(tmp_path / "run", 2, **changed)
     run.wait_for_step(5)
@@ -133,7 +133,7 @@ def test_what_is_counted_between_two_records_is_not_lost_with_a_kill(lab, tmp_pa
 def test_a_signal_saves_the_step_at_which_all_stop_and_the_run_goes_on_from_it(
     lab, tmp_path, workers, number, rank
 ):
-    run = lab.start(tmp_path / "run", workers, checkpoint__steps=1000)
+    run = lab.start(tmp_path / "run", workers, checkpoint__every_steps=1000)
     run.wait_for_step(3)
     run.signal(number, rank)
     assert run.wait() == [75] * workers, run.output()
@@ -149,8 +149,8 @@ def test_a_signal_saves_the_step_at_which_all_stop_and_the_run_goes_on_from_it(
 @pytest.mark.timeout(300)
 def test_a_run_stopped_with_two_workers_goes_on_with_one_two_and_four(lab, tmp_path):
     """The same batches, and the same numbers but for rounding, after 50 further steps."""
-    same = {"algorithm": "fastclip-v2", "precision": "float64", "epochs": 12, "evaluate__every": 12}
-    run = lab.start(tmp_path / "2", 2, checkpoint__steps=1, **same)  # each step is saved: it is slow
+    same = {"algorithm": "fastclip-v2", "precision": "float64", "epochs": 12, "evaluate__every_epochs": 12}
+    run = lab.start(tmp_path / "2", 2, checkpoint__every_steps=1, **same)  # each step is saved: it is slow
     run.wait_for_step(0)
     run.signal(signal.SIGTERM)
     assert run.wait() == [75, 75], run.output()
@@ -159,7 +159,7 @@ def test_a_run_stopped_with_two_workers_goes_on_with_one_two_and_four(lab, tmp_p
     for workers in (1, 4):
         shutil.copytree(tmp_path / "2", tmp_path / str(workers), symlinks=True)
     for workers in (1, 2, 4):
-        lab.start(tmp_path / str(workers), workers, checkpoint__steps=1000, **same).finish()
+        lab.start(tmp_path / str(workers), workers, checkpoint__every_steps=1000, **same).finish()
     expected, records = final_state(tmp_path / "2"), metrics(tmp_path / "2")
     assert expected["loss.tau"].dtype == expected["loss.log_u"].dtype == torch.float64
     for workers in (1, 4):
@@ -229,7 +229,7 @@ def test_the_number_of_data_workers_changes_nothing(lab, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_checkpoints_by_the_clock_keep_the_newest_and_the_best(lab, tmp_path, workers):
-    run = lab.start(tmp_path / "run", workers, checkpoint__minutes=1e-4, checkpoint__steps="null")
+    run = lab.start(tmp_path / "run", workers, checkpoint__every_minutes=1e-4, checkpoint__every_steps="null")
     run.finish()
     evaluations = [record for record in metrics(run.folder) if "evaluation" in record]
     best = max(record["step"] for record in evaluations if record["best"])
@@ -238,7 +238,7 @@ def test_checkpoints_by_the_clock_keep_the_newest_and_the_best(lab, tmp_path, wo
     assert newest[1] == STEPS
     assert saved_steps(run.folder) == sorted({*newest, best})
     for link, step in (("last", STEPS), ("best", best)):
-        assert read_facts(run.folder / "checkpoints" / link)["step"] == step
+        assert read_metadata(run.folder / "checkpoints" / link)["step"] == step
     assert_same_run(run.folder, lab.reference(workers))
 
 

@@ -19,7 +19,7 @@ from fastclip.distributed.world import World
 from fastclip.model import build_model
 from fastclip.objective.loss import GlobalContrastiveLoss, LossStep
 from fastclip.training.build import build_step, build_towers
-from fastclip.training.step import PeerLoss, compile_towers
+from fastclip.training.step import OpenClipLoss, compile_towers
 from tests.workers import run_workers
 
 pytestmark = pytest.mark.timeout(300)  # the first test of several workers pays for their start
@@ -169,7 +169,7 @@ def everything(train_step):
     """Copies of all tensors that a checkpoint would hold, whole, and of the gradients."""
     found = dict(train_step.tensors())
     named = {f"model.{name}": p for name, p in train_step.towers.named_parameters()}
-    if not isinstance(train_step.loss, PeerLoss):
+    if not isinstance(train_step.loss, OpenClipLoss):
         named |= {f"loss.{name}": p for name, p in train_step.loss.named_parameters()}
     found |= {f"gradient.{name}": p.grad for name, p in named.items() if p.grad is not None}
     whole = {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in found.items()}
@@ -179,7 +179,9 @@ def everything(train_step):
 def told(train_step, stats):
     """Statistics that are of the global batch; a peer's loss is its worker's own."""
     return [
-        (k, v.detach()) for k, v in stats.items() if k != "loss" or not isinstance(train_step.loss, PeerLoss)
+        (k, v.detach())
+        for k, v in stats.items()
+        if k != "loss" or not isinstance(train_step.loss, OpenClipLoss)
     ]
 
 

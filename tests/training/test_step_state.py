@@ -35,18 +35,18 @@ def go_on(train_step, steps):
 
 
 def state(train_step):
-    """All that must come back: tensors and facts; gradients are made anew in each step."""
+    """All that must come back: tensors and metadata; gradients are made anew in each step."""
     found = {name: t for name, t in everything(train_step).items() if not name.startswith("gradient.")}
     if train_step.loss.mean_tau() is not None:
         found["visited"] = train_step.loss.sample_state.visited.clone()
-    return found, train_step.facts()
+    return found, train_step.metadata()
 
 
 def assert_same_state(one, other):
-    (first, facts), (second, other_facts) = state(one), state(other)
+    (first, metadata), (second, other_metadata) = state(one), state(other)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
-    assert facts == other_facts
+    assert metadata == other_metadata
 
 
 @pytest.mark.parametrize("case", ROUND_TRIPS, ids=str)
@@ -55,8 +55,8 @@ def test_what_was_saved_is_put_back_and_goes_on_bit_for_bit(case, models):
     go_on(saved, range(2))
     go_on(other, [7])  # what is overwritten was not all zero
     tensors = {name: tensor.detach().clone() for name, tensor in saved.tensors().items()}
-    facts = json.loads(json.dumps(saved.facts()))
-    other.put_back(tensors, facts)
+    metadata = json.loads(json.dumps(saved.metadata()))
+    other.load_state(tensors, metadata)
     assert_same_state(saved, other)
     for step in (2, 3):
         go_on(saved, [step])
@@ -69,10 +69,10 @@ def test_what_was_saved_is_put_back_and_goes_on_bit_for_bit(case, models):
 def test_the_scaler_is_among_the_facts_and_its_count_goes_on(models):
     saved, other = (make(models, Case("fastclip-v3", precision="float16")) for _ in range(2))
     go_on(saved, range(2))
-    assert saved.facts()["scaler"]["scale"] == 1024
-    other.put_back(dict(saved.tensors()), json.loads(json.dumps(saved.facts())))
+    assert saved.metadata()["scaler"]["scale"] == 1024
+    other.load_state(dict(saved.tensors()), json.loads(json.dumps(saved.metadata())))
     go_on(other, [2])  # the third step in a row without an overflow
-    assert other.facts()["scaler"]["scale"] == 2048
+    assert other.metadata()["scaler"]["scale"] == 2048
 
 
 def test_tensors_are_named_after_their_place_and_are_no_copies(models):
@@ -101,7 +101,7 @@ def test_the_state_of_another_optimizer_is_refused(models):
     saved = build(models, Case("fastclip-v3", optimizer="lion", precision="float32"))
     other = build(models, Case("fastclip-v3", optimizer="adamw", precision="float32"))
     with pytest.raises(ValueError, match=r"missing .*exp_avg_sq"):
-        other.put_back(dict(saved.tensors()), saved.facts())
+        other.load_state(dict(saved.tensors()), saved.metadata())
 
 
 # The temperature as one number

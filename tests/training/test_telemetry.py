@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from fastclip.run import metrics as metrics_module
-from fastclip.run.metrics import read_metrics, truncate_metrics
+from fastclip.run import metrics_file as metrics_module
+from fastclip.run.metrics_file import read_metrics, truncate_metrics
 from fastclip.training import telemetry as module
-from fastclip.training.telemetry import Plan, Silence, Telemetry
+from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
 
 RECORD = {
     "step": 120,
@@ -81,7 +81,7 @@ def test_closing_twice_is_harmless_and_an_error_closes_too(plan, capsys):
 
 
 def test_silence_takes_what_a_trainer_tells_and_says_nothing(capfd):
-    with Silence() as silence:
+    with NullTelemetry() as silence:
         silence.tick(1)
         silence.log(RECORD)
         silence.evaluated(EVALUATION)

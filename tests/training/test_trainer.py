@@ -11,8 +11,8 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.datasets import get
 from fastclip.distributed.world import World
-from fastclip.run.folder import read_facts
-from fastclip.run.metrics import read_metrics
+from fastclip.run.folder import read_metadata
+from fastclip.run.metrics_file import read_metrics
 from fastclip.training.evaluator import Evaluator
 from fastclip.training.trainer import train as train_run
 from tests.training.runs import Lab, final_state, metrics
@@ -38,7 +38,7 @@ def train(lab):
         key = (algorithm, *sorted(changed.items()))
         if key not in done:
             out = lab.folder / f"run-{len(done)}"
-            defaults = {"evaluate__pairs": "null", "checkpoint__steps": "null"}
+            defaults = {"evaluate__pairs": "null", "checkpoint__every_steps": "null"}
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
                 train_run(resolve(parse(lab.options(out, algorithm, **defaults | changed))), ALONE)
@@ -105,7 +105,7 @@ def test_scenes_are_learnt_with_the_recipes_values(algorithm, optimizer, epochs,
         "optim.warmup": 3,  # so few steps
         "data.train": scenes / "train" / "0000[0-2].tar",
         "evaluate.pairs": scenes / "tasks" / "scenes_retrieval" / "test" / "*.tar",
-        "evaluate.every": 100,
+        "evaluate.every_epochs": 100,
         "out": tmp_path / "run",
     }
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
@@ -124,7 +124,7 @@ ROBUST = ["radius", "log_u_q05", "log_u_q50", "log_u_q95", "max_weight", "unvisi
 
 @pytest.mark.parametrize(("algorithm", "keys"), [("openclip", COMMON), ("fastclip-v3", COMMON + ROBUST)])
 def test_a_record_holds_what_the_algorithm_has(algorithm, keys, train):
-    found = read_metrics(train(algorithm, log__every=5) / "metrics.jsonl")
+    found = read_metrics(train(algorithm, log__every_steps=5) / "metrics.jsonl")
     assert [record["step"] for record in found] == [5, 10, 12]  # the end is always told
     for record in found:
         assert sorted(record) == sorted(keys)
@@ -137,7 +137,7 @@ def test_a_record_holds_what_the_algorithm_has(algorithm, keys, train):
 @pytest.mark.parametrize("algorithm", ["openclip", "fastclip-v3"])
 def test_the_loss_of_a_record_is_the_mean_since_the_last_one(algorithm, train):
     single = [record["loss"] for record in records(train(algorithm))]
-    joined = [record["loss"] for record in records(train(algorithm, log__every=5))]
+    joined = [record["loss"] for record in records(train(algorithm, log__every_steps=5))]
     assert len(set(single)) == 12
     means = [sum(single[:5]) / 5, sum(single[5:10]) / 5, sum(single[10:]) / 2]
     assert joined == pytest.approx(means, rel=1e-12)
@@ -192,7 +192,7 @@ def test_other_algorithms_keep_the_rate_of_tau_below_0_03(train):
 
 
 def test_the_start_each_interval_and_the_end_are_evaluated(train, lab):
-    found = evaluations(train(evaluate__pairs=lab.held_out, evaluate__every=0.75))
+    found = evaluations(train(evaluate__pairs=lab.held_out, evaluate__every_epochs=0.75))
     assert [record["step"] for record in found] == [0, 5, 9, 12]
     assert [record["epoch"] for record in found] == pytest.approx([0, 5 / 6, 1.5, 2])
     assert list(found[0]) == ["step", "epoch", "evaluation", "best"]
@@ -211,7 +211,7 @@ def test_best_is_the_highest_of_the_named_measure_and_its_checkpoint_is_kept(tra
     told = [0.9, 0.1, 0.4, 0.4, 0.3]  # the untrained model's score is never the best; of equal ones the first
     scores += told
     folder = train(
-        evaluate__pairs=lab.held_out, evaluate__every=0.5, evaluate__best="other", checkpoint__keep=1
+        evaluate__pairs=lab.held_out, evaluate__every_epochs=0.5, evaluate__best="other", checkpoint__keep=1
     )
     found = evaluations(folder)
     assert [record["evaluation"]["other"] for record in found] == told
@@ -219,7 +219,7 @@ def test_best_is_the_highest_of_the_named_measure_and_its_checkpoint_is_kept(tra
     checkpoints = folder / "checkpoints"
     assert (checkpoints / "best").resolve().name == "step-00000006"
     assert (checkpoints / "last").resolve().name == "step-00000012"
-    assert read_facts(checkpoints / "last")["best"] == {"score": 0.4, "step": 6, "measure": "other"}
+    assert read_metadata(checkpoints / "last")["best"] == {"score": 0.4, "step": 6, "measure": "other"}
     assert sorted(path.name for path in checkpoints.glob("step-*")) == ["step-00000006", "step-00000012"]
 
 
@@ -234,7 +234,7 @@ def test_an_unknown_measure_is_refused_before_the_first_step(lab, tmp_path, caps
 
 @pytest.mark.parametrize("algorithm", ["openclip", "fastclip-v3"])
 def test_evaluating_changes_no_bit_of_the_run(algorithm, train, lab):
-    with_it = train(algorithm, evaluate__pairs=lab.held_out, evaluate__every=0.75)
+    with_it = train(algorithm, evaluate__pairs=lab.held_out, evaluate__every_epochs=0.75)
     without = train(algorithm)
     assert len(evaluations(with_it)) == 4
     assert not evaluations(without)
@@ -255,7 +255,7 @@ def weights(folder, tower):
 
 
 def test_lit_starts_from_an_exported_folder_and_keeps_its_image_tower(train, lab):
-    evaluated = {"evaluate__pairs": lab.held_out, "evaluate__every": 0.75}
+    evaluated = {"evaluate__pairs": lab.held_out, "evaluate__every_epochs": 0.75}
     first = train(**evaluated)
     lit = train(**evaluated, model__pretrained=first / "model", model__freeze="image", seed=1, epochs=0.5)
     start, end = evaluations(first)[0], evaluations(first)[-1]

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from math import inf, isfinite
 from typing import Any, Literal, get_type_hints
 
-from fastclip.config.tables import OPTIMIZERS
+from fastclip.config.optimizers import OPTIMIZERS
+from fastclip.config.renamed import with_current_names
 from fastclip.objective.algorithms import LossOptions, find_algorithm
 from fastclip.text import did_you_mean
 
@@ -147,14 +148,14 @@ class EvaluateConfig:
     """Pairs that are not trained on, of any kind that data.train takes: retrieval among them is measured."""
     tasks: str | None = None
     """A folder of tasks, such as data/emoji/tasks: every one of them is scored; see docs/evaluation.md."""
-    every: float = 1.0
+    every_epochs: float = 1.0
     """Epochs between two evaluations; the end of the run is always evaluated."""
     best: str | None = None
     """The measure by which checkpoints/best is chosen, the highest wins: mean_recall@1 of the pairs, or else
     tasks_mean; any other, such as twemoji_words/acc1."""
 
     def __post_init__(self) -> None:
-        _check("evaluate.every", self.every, self.every > 0, 1.0)
+        _check("evaluate.every_epochs", self.every_epochs, self.every_epochs > 0, 1.0)
         if self.best is not None and self.pairs is None and self.tasks is None:
             raise ValueError(
                 f"evaluate.best={self.best!r} has no effect: nothing is evaluated. Give evaluate.pairs or "
@@ -166,16 +167,17 @@ class EvaluateConfig:
 class CheckpointConfig:
     """When the run is saved. SIGTERM, SIGINT and the end of the run save as well."""
 
-    minutes: float = 10.0
+    every_minutes: float = 10.0
     """Minutes between two checkpoints."""
-    steps: int | None = None
+    every_steps: int | None = None
     """Steps between two checkpoints, besides those by the clock."""
     keep: int = 2
     """How many of the newest are kept, besides the best."""
 
     def __post_init__(self) -> None:
-        _check("checkpoint.minutes", self.minutes, self.minutes > 0, 10.0)
-        _check("checkpoint.steps", self.steps, self.steps is None or self.steps >= 1, 1000)
+        _check("checkpoint.every_minutes", self.every_minutes, self.every_minutes > 0, 10.0)
+        steps = self.every_steps
+        _check("checkpoint.every_steps", steps, steps is None or steps >= 1, 1000)
         _check("checkpoint.keep", self.keep, self.keep >= 1, 2)
 
 
@@ -183,7 +185,7 @@ class CheckpointConfig:
 class LogConfig:
     """What a run tells. metrics.jsonl in its folder is always written."""
 
-    every: int = 50
+    every_steps: int = 50
     """Steps between two records; the device is waited for no more often."""
     tensorboard: bool = False
     """Write TensorBoard events into the run's folder."""
@@ -191,7 +193,7 @@ class LogConfig:
     """Weights & Biases project to send the records to."""
 
     def __post_init__(self) -> None:
-        _check("log.every", self.every, self.every >= 1, 50)
+        _check("log.every_steps", self.every_steps, self.every_steps >= 1, 50)
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,7 @@ def as_dict(config: TrainConfig) -> dict:
 def from_dict(values: Mapping[str, Any]) -> TrainConfig:
     """The config that `as_dict` wrote, also one of an earlier version; ValueError names what does not fit."""
     built: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, value in with_current_names(values).items():
         if name in SECTIONS:
             built[name] = _section(SECTIONS[name], value, name)
         elif name in TABLES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
+from collections.abc import Collection
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from jsonargparse import (
 )
 
 from fastclip.config.options import SECTIONS, TABLES, TrainConfig
+from fastclip.config.renamed import current_name, report_new_name, with_current_names
 from fastclip.text import did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -50,7 +52,7 @@ def find_recipe(name: str) -> Path:
 def parse(words: list[str], prog: str = "fastclip train") -> TrainConfig:
     """The config that a command line asks for; `--help` prints the options and ends the program."""
     parser = _parser(prog)
-    words, source = _configs_first(words)
+    words, source = _configs_first(words, _options(parser))
     try:
         parsed = parser.parse_args(words)
         for name in SECTIONS:
@@ -114,28 +116,46 @@ def _parser(prog: str) -> ArgumentParser:
     return parser
 
 
-def _configs_first(words: list[str]) -> tuple[list[str], Path | None]:
-    """Every --config with the path of its file, then all else; and the last of the files.
+def _options(parser: ArgumentParser) -> dict[str, None]:
+    """All of them with their dashes, in the order of --help."""
+    return {option: None for action in parser._actions for option in action.option_strings}
+
+
+def _configs_first(words: list[str], known: Collection[str]) -> tuple[list[str], Path | None]:
+    """Every --config, then all other words with the options' current names; and the last config's file.
 
     Files come first so that options win over them, wherever they stand.
     """
     files: list[Path] = []
+    configs: list[str] = []
     others: list[str] = []
     rest = iter(words)
     for word in rest:
-        option, equals, name = word.partition("=")
+        option, equals, value = word.partition("=")
         if option != "--config":
-            others.append(word)
+            others.append(_current_option(option, known) + equals + value)
             continue
-        name = name if equals else next(rest, "")
+        name = value if equals else next(rest, "")
         if not name or name.startswith("--"):
             raise ValueError(f"--config needs a YAML file or a recipe: {', '.join(recipe_names())}.")
         files.append(find_recipe(name))
-        _check_yaml(files[-1])
-    return [f"--config={path}" for path in files] + others, files[-1] if files else None
+        configs.append(f"--config={_config_source(files[-1])}")
+    return configs + others, files[-1] if files else None
 
 
-def _check_yaml(path: Path) -> None:
+def _current_option(word: str, known: Collection[str]) -> str:
+    """--log.every is --log.every_steps, and --data.max-bad is --data.max_bad; other words stay as they are."""
+    if not word.startswith("--"):
+        return word
+    spelt = "--" + word[2:].replace("-", "_")
+    if word not in known and spelt in known:
+        report_new_name(word, spelt)
+        return spelt
+    return "--" + current_name(word[2:])
+
+
+def _config_source(path: Path) -> str:
+    """The file itself, or its content where it says old names."""
     try:
         with path.open(encoding="utf-8") as file:
             content = yaml.safe_load(file)
@@ -143,12 +163,13 @@ def _check_yaml(path: Path) -> None:
         raise ValueError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ValueError(f"--config {path} holds no settings; its lines should read like `epochs: 30`.")
+    current = with_current_names(content)
+    return str(path) if current == content else yaml.safe_dump(current)
 
 
 def _in_words(message: str, parser: ArgumentParser) -> str:
     """The parser's error for a person: a misspelt name gets a suggestion, a wrong value the right kind."""
-    options = [option[2:] for action in parser._actions for option in action.option_strings]
-    options = [option for option in options if option not in SECTIONS]
+    options = [option[2:] for option in _options(parser) if option[2:] not in SECTIONS]
     if found := re.search(r"unrecognized arguments: (\S+)", message):
         if found[1].startswith("--"):
             return _no_option(found[1][2:].partition("=")[0], options)

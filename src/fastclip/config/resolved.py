@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
+from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.options import (
     BatchConfig,
     CheckpointConfig,
@@ -21,7 +22,6 @@ from fastclip.config.options import (
     from_dict,
     whole_batches,
 )
-from fastclip.config.tables import OPTIMIZERS
 from fastclip.objective.algorithms import LossOptions, Settings, written_options
 from fastclip.objective.algorithms import resolve as resolve_loss
 

@@ -75,7 +75,7 @@ class Decoder(Protocol):
     augment: Augment
 
     def train(self, data: bytes, seed: int) -> Tensor:
-        """One augmented image of a file's bytes, in the form that `finish` takes; BadImage if it has none."""
+        """One augmented image from a file's bytes, in the form that `finish` takes; raises UnusableSample."""
 
     def train_array(self, pixels: np.ndarray, seed: int) -> Tensor:
         """The same of an image already decoded by `upright_rgb`, as an array (height, width, 3) of uint8."""

@@ -15,33 +15,33 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM
 MAX_PIXELS = 64_000_000
 
 
-class BadImage(Exception):
+class UnusableSample(Exception):
     """A file that gives no picture, or a pair without a caption; the message is the reason, for a person."""
 
 
 def upright_rgb(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """What every decoder sees: the first frame, turned as EXIF says, on white where transparent, as RGB.
 
-    BadImage if the file is no image, is not whole, or has more than max_pixels.
+    UnusableSample if the file is no image, is not whole, or has more than max_pixels.
     """
     with reading(data):
         return turn_upright(open_image(data, max_pixels))
 
 
 def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
-    """Read only the header: format, size and mode are known, no pixel is decoded. BadImage as above."""
+    """Read only the header: format, size and mode are known, no pixel is decoded. UnusableSample as above."""
     with reading(data):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
         if width < 1 or height < 1:
-            raise BadImage(f"{width} x {height} px")
+            raise UnusableSample(f"{width} x {height} px")
         if width * height > max_pixels:
-            raise BadImage(f"{width:,} x {height:,} px exceeds max_pixels={max_pixels:,}")
+            raise UnusableSample(f"{width:,} x {height:,} px exceeds max_pixels={max_pixels:,}")
         return image
 
 
 def thumbnail(data: bytes, side: int) -> bytes:
-    """The picture as WebP, no side longer than `side`. BadImage as above."""
+    """The picture as WebP, no side longer than `side`. UnusableSample as above."""
     with reading(data):
         image = open_image(data)
         image.draft("RGB", (2 * side, 2 * side))  # a large JPEG is decoded at a fraction of its size
@@ -82,7 +82,9 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # convert would cut off at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
-        raise BadImage(f"32-bit {image.format} without a known range; save it with 8 or 16 bits a channel")
+        raise UnusableSample(
+            f"32-bit {image.format} without a known range; save it with 8 or 16 bits a channel"
+        )
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert("RGB")
@@ -93,7 +95,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 def reading(data: bytes) -> Iterator[None]:
     """Pillow without warnings, without grey for what a file lacks, with our pixel limit and not its own.
 
-    Any failure on damaged bytes becomes BadImage: Pillow's readers raise nearly every exception.
+    Any failure on damaged bytes becomes UnusableSample: Pillow's readers raise nearly every exception.
     """
     before = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
     ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = False, None
@@ -101,10 +103,10 @@ def reading(data: bytes) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (BadImage, MemoryError):
+    except (UnusableSample, MemoryError):
         raise
     except Exception as error:
-        raise BadImage(_reason(data, error)) from error
+        raise UnusableSample(_reason(data, error)) from error
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = before
 

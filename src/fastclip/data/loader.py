@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from fastclip.data.decode import Decoder
-from fastclip.data.kept import KeptImages
+from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.manifest import Manifest, Place
 from fastclip.data.order import Order, seed_of
 from fastclip.data.readers import UNUSABLE
@@ -39,11 +39,11 @@ class TooManyBadSamples(RuntimeError):
     """More than `max_bad` of the collection cannot be used."""
 
 
-class StalledReader(RuntimeError):
+class StalledLoaderWorker(RuntimeError):
     """A reading process has brought nothing for too long."""
 
 
-class DeadReader(RuntimeError):
+class DeadLoaderWorker(RuntimeError):
     """A reading process has ended, killed perhaps."""
 
 
@@ -73,7 +73,7 @@ class PairLoader:
     Args:
         tokenizer: captions → token ids, as open_clip's tokenizers.
         workers: processes that decode; 0 decodes in this one. Results do not depend on it.
-        kept: the collection's decoded images, if they are kept (`KeptImages.open`).
+        kept: the collection's decoded images, if they are kept (`DecodedCache.open`).
         max_bad: share of the collection that may be unusable before the loader stops.
         timeout: seconds after which a stalled worker is an error; 0 waits for ever.
     """
@@ -90,7 +90,7 @@ class PairLoader:
         rank: int = 0,
         world_size: int = 1,
         workers: int = 2,
-        kept: KeptImages | None = None,
+        kept: DecodedCache | None = None,
         max_bad: float = 0.01,
         timeout: float = 0,
     ):
@@ -98,7 +98,7 @@ class PairLoader:
             raise ValueError(f"The order is for {order.n:,} samples, the manifest has {len(manifest):,}.")
         if not 0 <= max_bad < 1:
             raise ValueError(f"max_bad={max_bad} must lie in [0, 1); try 0.01.")
-        self.decoder, self.bad = decoder, BadTally(manifest, max_bad)
+        self.decoder, self.bad = decoder, BadSampleLog(manifest, max_bad)
         self._start_step, self._timeout = start_step, timeout
         self._pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, kept, workers)
         self._loader = DataLoader(
@@ -133,12 +133,12 @@ class PairLoader:
             return None  # an error of the data: read here, or sent by the process
         if "DataLoader timed out" in text:
             where = self._pairs.progress(step - self._start_step)
-            return StalledReader(
+            return StalledLoaderWorker(
                 f"No batch for {self._timeout:g} s: step {step} {where}. "
                 "Look whether that storage answers, or wait longer with a larger data.timeout."
             )
         if "DataLoader worker (pid" in text or not isinstance(error, RuntimeError):
-            return DeadReader(
+            return DeadLoaderWorker(
                 f"A process that reads data has died ({text.strip() or type(error).__name__}). "
                 "If the machine ran out of memory, try a smaller data.workers."
             )
@@ -149,7 +149,7 @@ class PairLoader:
         return self.decoder.finish(images, device)
 
 
-class BadTally:
+class BadSampleLog:
     """Counts the samples that could not be used, names each once, and stops when they are too many.
 
     The limit is that of the whole collection: pairs that indexing left out count. With several workers each
@@ -214,7 +214,7 @@ class _StepDataset(Dataset):
         tokenizer: Tokenizer,
         rank: int,
         world_size: int,
-        kept: KeptImages | None,
+        kept: DecodedCache | None,
         workers: int,
     ):
         self.manifest, self.order, self.decoder, self.tokenizer = manifest, order, decoder, tokenizer

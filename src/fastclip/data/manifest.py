@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastclip.data.images import BadImage
+from fastclip.data.images import UnusableSample
 from fastclip.data.pairs import EMPTY_FILE, NO_FILE, File, Pair, Problem, SourceError
 from fastclip.data.readers import OpenFiles, ParquetImages
 from fastclip.data.remote import is_remote, local_copy, remote_stamp
 from fastclip.data.sources import find_files, list_folder, read_pairs
 from fastclip.data.tables import folder_of
-from fastclip.files import built_once, cache_folder, written_aside
+from fastclip.files import atomic_folder, build_lock, cache_folder
 
 log = logging.getLogger(__name__)
 VERSION = 1
@@ -106,14 +106,14 @@ class Manifest:
         return self._tables.read(self.files[place.file], place.image)
 
     def caption_at(self, place: Place) -> str:
-        """The caption, without white space around it; BadImage if there is nothing else."""
+        """The caption, without white space around it; UnusableSample if there is nothing else."""
         if place.kind == IN_TAR:
             raw = self._tars.read(self.files[place.file], place.caption_size, place.caption)
         else:
             raw = self._string(place.caption, place.caption_size)
         caption = raw.decode("utf-8", errors="replace").strip()
         if not caption:
-            raise BadImage("empty caption")
+            raise UnusableSample("empty caption")
         return caption
 
     def where(self, sample: int) -> str:
@@ -162,9 +162,9 @@ def open_manifest(
         stamps = list((pool.map if any(is_remote(file.path) for file in files) else map)(_stamp, files))
     files = [f._replace(version=_version(f.path, s)) for f, s in zip(files, stamps, strict=True)]
     folder = cache_folder("manifests") / digest([VERSION, columns, [_absolute(file.path) for file in files]])
-    with built_once(folder):
+    with build_lock(folder):
         if not _is_current(folder, stamps):
-            with written_aside(folder) as part:
+            with atomic_folder(folder) as part:
                 _build(part, files, stamps, columns, progress)
         manifest = Manifest(folder)
     for reason, count in manifest.problem_counts.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastclip.data.images import BadImage
+from fastclip.data.images import UnusableSample
 from fastclip.data.remote import local_copy
 from fastclip.data.tables import find_columns
 
@@ -19,7 +19,7 @@ class ChangedFile(OSError):
 
 
 # What makes a sample unusable; any other error (the network, a full disk) is not the sample's: it stops us.
-UNUSABLE = (BadImage, ChangedFile, FileNotFoundError, PermissionError)
+UNUSABLE = (UnusableSample, ChangedFile, FileNotFoundError, PermissionError)
 
 
 class OpenFiles:
@@ -67,7 +67,7 @@ class ParquetImages:
             if not value and name:
                 value = Path(os.path.dirname(path), name).read_bytes()
         if not value:
-            raise BadImage("the row holds no image")
+            raise UnusableSample("the row holds no image")
         return value
 
     def _table(self, path: str) -> tuple:

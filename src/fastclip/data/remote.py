@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fsspec
 
-from fastclip.files import built_once, cache_folder
+from fastclip.files import build_lock, cache_folder
 
 
 class RemoteError(OSError):
@@ -28,7 +28,7 @@ def local_copy(path: str, version: str = "") -> Path:
     target = cache_folder("remote") / f"{digest}-{path.rsplit('/', 1)[-1]}"
     if target.exists():
         return target
-    with built_once(target):
+    with build_lock(target):
         if not target.exists():
             part = target.with_name(target.name + ".part")
             try:

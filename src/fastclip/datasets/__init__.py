@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 from fastclip.config.collections import COLLECTIONS
-from fastclip.datasets.build import RECORDS, Record, finish, read_plan
 from fastclip.datasets.iconify import DataUnavailable
-from fastclip.files import built_once, cores, write_whole
+from fastclip.datasets.resumable_build import RECORDS, Record, finish, read_plan
+from fastclip.files import atomic_write, build_lock, cores
 from fastclip.text import did_you_mean
 
 __all__ = ["DataUnavailable", "get"]
@@ -31,7 +31,7 @@ def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool =
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: give 1 or more, or None for all cores.")
     out = Path(out)
-    with built_once(out):
+    with build_lock(out):
         if (summary := _complete(out, name)) is not None:
             shutil.rmtree(out / RECORDS, ignore_errors=True)
             log.info("%s: complete already, %s. Delete the folder to build it again.", out, _counts(summary))
@@ -41,7 +41,7 @@ def get(name: str, out: str | Path, *, jobs: int | None = None, progress: bool =
             (out / "complete.json").unlink()
         build = import_module(COLLECTIONS[name].module).build
         summary = build(name, out, workers=jobs or cores(), progress=progress)
-        write_whole(out / "README.md", card(summary))
+        atomic_write(out / "README.md", card(summary))
         finish(out, summary)
         log.info("%s: %s", out, _counts(summary))
         return out

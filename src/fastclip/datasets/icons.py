@@ -11,12 +11,12 @@ from pathlib import Path
 
 from fastclip.config.collections import COLLECTIONS
 from fastclip.datasets import iconify
-from fastclip.datasets.build import Job, Record, begin, read_plan, run, shard_counts
 from fastclip.datasets.captions import captioner, words_of
 from fastclip.datasets.iconify import IconSet
 from fastclip.datasets.render import SIZE, Pair, check_renderer, render_shard, render_tasks
+from fastclip.datasets.resumable_build import Job, Record, begin, read_plan, run, shard_counts
 from fastclip.datasets.tasks import Named, Task, tasks_of
-from fastclip.files import write_whole
+from fastclip.files import atomic_write
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
 
     used = {prefix: sets[prefix] for prefix in sets if pairs.get(prefix)}
     roles = {prefix: "held out" if prefix in held_names else "training" for prefix in used}
-    write_whole(out / "LICENSES.md", licences(used, roles))
+    atomic_write(out / "LICENSES.md", licences(used, roles))
     return {
         "name": name,
         "package": f"{iconify.PACKAGE} {plan['package']}",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from fastclip.datasets.build import Record, tick, write_pairs
 from fastclip.datasets.iconify import DataUnavailable, Icon
+from fastclip.datasets.resumable_build import Record, tick, write_pairs
 from fastclip.datasets.tasks import Task, write_task
 
 SIZE = 64  # pixels: the tiny models read 32 to 64

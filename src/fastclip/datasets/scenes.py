@@ -15,10 +15,10 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from fastclip.datasets.build import Job, Record, begin, run, shard_counts, tick, write_pairs
 from fastclip.datasets.render import SIZE, encode
+from fastclip.datasets.resumable_build import Job, Record, begin, run, shard_counts, tick, write_pairs
 from fastclip.datasets.tasks import Kind, Task, write_task
-from fastclip.files import write_whole
+from fastclip.files import atomic_write
 
 SEED = 0
 VERSION = 1  # raised when the same seed would draw other scenes
@@ -65,7 +65,7 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
     for i in range(SHARDS):
         jobs.append(Job(f"shard-{i:05d}", draw_shard, (out / "train" / f"{i:05d}.tar", i, count), count))
     tasks, *shards = run(jobs, out, workers=workers, progress=progress, label=name)
-    write_whole(out / "LICENSES.md", "# Licences\n\nDrawn by fastclip; nobody else's work is in them.\n")
+    atomic_write(out / "LICENSES.md", "# Licences\n\nDrawn by fastclip; nobody else's work is in them.\n")
     return {
         "name": name,
         "seed": SEED,

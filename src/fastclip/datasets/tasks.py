@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastclip.datasets.build import write_pairs
 from fastclip.datasets.captions import TONE, TONES
-from fastclip.files import write_whole, written_aside
+from fastclip.datasets.resumable_build import write_pairs
+from fastclip.files import atomic_folder, atomic_write
 
 LEAST = 10  # examples of a class word, or countries of a flag task
 LEAST_WORDS = 5  # classes of a word task: fewer ask nothing
@@ -138,13 +138,13 @@ def write_task(folder: Path, task: Task, pictures: Mapping[str, bytes]) -> dict[
     items = [(key, answer) for key, answer in task.items if key in pictures]
     numbers = {name: str(i) for i, name in enumerate(task.classes)}
     pairs = ((key, pictures[key], numbers[answer] if numbers else answer) for key, answer in items)
-    with written_aside(folder) as part:
+    with atomic_folder(folder) as part:
         (part / "test").mkdir()
-        write_whole(part / "dataset_type.txt", f"{task.kind}\n")
-        write_whole(part / "test" / "nshards.txt", "1\n")
+        atomic_write(part / "dataset_type.txt", f"{task.kind}\n")
+        atomic_write(part / "test" / "nshards.txt", "1\n")
         if task.kind == "classification":
-            write_whole(part / "classnames.txt", "".join(f"{name}\n" for name in task.classes))
+            atomic_write(part / "classnames.txt", "".join(f"{name}\n" for name in task.classes))
             templates = "".join(f"{template}\n" for template in task.templates)
-            write_whole(part / "zeroshot_classification_templates.txt", templates)
+            atomic_write(part / "zeroshot_classification_templates.txt", templates)
         write_pairs(part / "test" / "0.tar", pairs, "txt" if task.kind == "retrieval" else "cls")
     return {"kind": task.kind, "pictures": len(items), "classes": len(task.classes)}

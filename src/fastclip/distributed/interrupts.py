@@ -90,7 +90,7 @@ class Interrupts:
         decision = self._receive()
         if decision.stop and not self._told:
             self._tell("A worker was asked to stop")
-        due = due and self.world.main and not decision.due
+        due = due and self.world.is_main and not decision.due
         words = torch.tensor([self._stop, due], dtype=torch.int32)
         work = dist.all_reduce(words, dist.ReduceOp.MAX, group=self.world.control, async_op=True)
         self._sent = words, work

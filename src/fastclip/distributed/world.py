@@ -39,7 +39,7 @@ class World:
         return cls(0, 1, 0, torch.device(device), None)
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this worker is the one that speaks, and writes what exists once."""
         return self.rank == 0
 
@@ -59,12 +59,12 @@ class World:
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Worker 0 builds what is cached; the others then find it."""
-        if not self.main:
+        if not self.is_main:
             self.barrier()
         try:
             yield
         finally:
-            if self.main:
+            if self.is_main:
                 self.barrier()
 
 
@@ -87,7 +87,7 @@ def gather_objects(value: Value, group: dist.ProcessGroup | None = None) -> list
 
 
 @contextmanager
-def joined(*, timeout: float = 1800) -> Iterator[World]:
+def join_world(*, timeout: float = 1800) -> Iterator[World]:
     """The world of this run; a process group exists inside if there are several workers.
 
     Args:
@@ -116,9 +116,9 @@ def joined(*, timeout: float = 1800) -> Iterator[World]:
         raise stopped
 
 
-def quiet_others(world: World) -> None:
+def silence_other_ranks(world: World) -> None:
     """Worker 0 speaks; the others only log errors, which say whose they are."""
-    if world.main:
+    if world.is_main:
         return
     logging.getLogger("fastclip").setLevel(logging.ERROR)
     make_record = logging.getLogRecordFactory()

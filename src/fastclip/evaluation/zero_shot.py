@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fastclip.evaluation import metrics
-from fastclip.evaluation.layout import Task
 from fastclip.evaluation.retrieval import on_grid, recalls
+from fastclip.evaluation.task_layout import Task
 
 if TYPE_CHECKING:
     from fastclip.evaluation.features import Encoder, ImageFeatures

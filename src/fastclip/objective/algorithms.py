@@ -211,7 +211,7 @@ def resolve(
     """
     row, given = find_algorithm(name), options or LossOptions()
     schedule = given.gamma_schedule or row.inner_schedule
-    useless = useless_options(row, schedule)
+    useless = inapplicable_options(row, schedule)
     for option, value in given.given().items():
         if option in useless:
             raise ValueError(
@@ -240,7 +240,7 @@ def resolve(
     return settings
 
 
-def useless_options(row: Algorithm, schedule: Schedule | None) -> dict[str, str]:
+def inapplicable_options(row: Algorithm, schedule: Schedule | None) -> dict[str, str]:
     """Options that have no effect with an algorithm under this schedule of γ, and why."""
     if row.peer:
         why = "it is open_clip's own loss and takes only tau, which learns at the model's rate"
@@ -262,7 +262,7 @@ def useless_options(row: Algorithm, schedule: Schedule | None) -> dict[str, str]
 
 def written_options(settings: Settings, options: LossOptions) -> LossOptions:
     """Every value that means something for this algorithm, to be written down; tau_lr before its scaling."""
-    useless = useless_options(settings.algorithm, settings.gamma_schedule)
+    useless = inapplicable_options(settings.algorithm, settings.gamma_schedule)
     if options.rho_share is not None:
         useless["rho"] = "rho_share says it"
     values = {name: getattr(settings, name, None) for name in OPTION_NAMES if name not in useless}

@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from fastclip.objective import kernel, temperature
 from fastclip.objective.algorithms import OPTION_NAMES, LossOptions, Settings, resolve
-from fastclip.objective.checks import InputChecks
 from fastclip.objective.exchange import Exchange, Pending
+from fastclip.objective.input_checks import InputChecks
 from fastclip.objective.sample_state import Columns, Fetch, SampleState, Written, keep_precise
 from fastclip.text import did_you_mean
 

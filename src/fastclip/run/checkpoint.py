@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there, without pickle, saved and loaded at any number of workers.
 
     RUN/checkpoints/step-00001234/worker-00000.safetensors    each worker's part of the tensors
-                                  state.json                  the caller's facts, and every file's size
+                                  state.json                  the caller's metadata, and every file's size
                     last, best                                symlinks to a step
 
 Workers write into `step-00001234.part` on a filesystem that all of them see; when everything is on the disk,
@@ -61,19 +61,19 @@ class Checkpoints:
             raise ValueError(f"keep={keep} must be at least 1; try 2.")
         self.folder, self.keep = Path(folder), keep
 
-    def save(self, step: int, tensors: dict[str, Tensor], facts: dict) -> Path:
+    def save(self, step: int, tensors: dict[str, Tensor], metadata: dict) -> Path:
         """Write a step's state; CheckpointError on every worker if one fails. A step already there is kept.
 
         Args:
             tensors: replicated tensors and DTensors, under the same names on every worker.
-            facts: anything else to remember, as JSON; worker 0's are kept.
+            metadata: anything else to remember, as JSON; worker 0's are kept.
         """
         path = self.folder / f"step-{step:08d}"
         part = path.with_name(path.name + ".part")
         try:
             if _on_first(lambda: self._prepare(path, part)):
                 files = _write(part, tensors)
-                _on_first(lambda: self._publish(path, part, facts, files))
+                _on_first(lambda: self._publish(path, part, metadata, files))
         except CheckpointError as error:
             _on_first(self._clean_up)
             good = self.newest()
@@ -108,12 +108,12 @@ class Checkpoints:
         part.mkdir()
         return True
 
-    def _publish(self, path: Path, part: Path, facts: dict, files: dict[str, int]) -> None:
+    def _publish(self, path: Path, part: Path, metadata: dict, files: dict[str, int]) -> None:
         for name, size in files.items():
             file = part / name
             if not file.exists() or file.stat().st_size != size:
                 raise OSError(f"worker 0 does not see {file} as written; do all workers share the disk?")
-        (part / STATE).write_text(json.dumps({"facts": facts, "files": files}, indent=1))
+        (part / STATE).write_text(json.dumps({"facts": metadata, "files": files}, indent=1))
         _sync(part / STATE)
         _sync(part)
         part.rename(path)

@@ -29,8 +29,8 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
-from fastclip.files import write_whole
-from fastclip.run.metrics import JsonLines
+from fastclip.files import atomic_write
+from fastclip.run.metrics_file import JsonLines
 from fastclip.run.results import Result, read_all
 
 SCHEMA = 2
@@ -62,7 +62,7 @@ class Run:
     evaluations: list[dict] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     """Of `fastclip eval`: for each task the last one."""
-    facts: dict = field(default_factory=dict)
+    metadata: dict = field(default_factory=dict)
     """Of the newest checkpoint."""
     changed: float | None = None
     """When metrics.jsonl last grew, in seconds since 1970."""
@@ -76,8 +76,8 @@ class Run:
     @property
     def num_samples(self) -> int | None:
         """Pairs that are trained on: from a checkpoint, or else from a record's samples and epoch."""
-        if "num_samples" in self.facts:
-            return self.facts["num_samples"]
+        if "num_samples" in self.metadata:
+            return self.metadata["num_samples"]
         for record in self.records:
             samples, epoch = number(record.get("samples")), number(record["epoch"])
             if samples and epoch:
@@ -88,7 +88,7 @@ class Run:
     def step(self) -> int:
         """The last step that is known of."""
         seen = [record["step"] for record in (*self.records[-1:], *self.evaluations[-1:])]
-        return max(self.facts.get("step", 0), *seen, 0)
+        return max(self.metadata.get("step", 0), *seen, 0)
 
     @property
     def total_steps(self) -> int | None:
@@ -113,7 +113,7 @@ class Run:
 
     def state(self, now: float | None = None) -> State:
         """By the last checkpoint, and by how long ago the last record was written."""
-        total, saved = self.total_steps, self.facts.get("step")
+        total, saved = self.total_steps, self.metadata.get("step")
         if saved is not None and total is not None and saved >= total:
             return State("finished", f"finished after {saved:,} steps")
         if not self.step and not self.records and not self.evaluations:
@@ -133,7 +133,7 @@ class Run:
 
 def write_schema(folder: Path) -> None:
     """run.json: in which form the folder is, and who wrote it."""
-    write_whole(folder / ABOUT, json.dumps({"schema": SCHEMA, "fastclip": __version__}) + "\n")
+    atomic_write(folder / ABOUT, json.dumps({"schema": SCHEMA, "fastclip": __version__}) + "\n")
 
 
 def check_schema(folder: Path) -> None:
@@ -151,7 +151,7 @@ def check_schema(folder: Path) -> None:
 def write_config(config: Resolved, folder: Path) -> None:
     """config.yaml, from which the same run can be trained."""
     text = yaml.safe_dump(config.written, sort_keys=False, allow_unicode=True)
-    write_whole(folder / CONFIG, text)
+    atomic_write(folder / CONFIG, text)
 
 
 def read_run(folder: Path, *, settings: bool = True) -> Run:
@@ -168,7 +168,7 @@ def read_run(folder: Path, *, settings: bool = True) -> Run:
         _read_config(run)
     _read_metrics(run)
     _read_results(run)
-    _read_facts(run)
+    _read_metadata(run)
     return run
 
 
@@ -255,13 +255,13 @@ def _read_results(run: Run) -> None:
     run.results = list(found.values())
 
 
-def _read_facts(run: Run) -> None:
+def _read_metadata(run: Run) -> None:
     newest = newest_checkpoint(run.folder)
     if newest is None:
         run.missing.append("There is no checkpoint yet: what the model finds cannot be shown.")
         return
     try:
-        run.facts = read_facts(newest)
+        run.metadata = read_metadata(newest)
     except ValueError as error:
         run.missing.append(str(error))
 
@@ -292,13 +292,13 @@ def complete_checkpoints(checkpoints: Path) -> list[Path]:
     return sorted(whole, key=lambda path: int(path.name.removeprefix("step-")))
 
 
-def read_facts(checkpoint: Path) -> dict:
+def read_metadata(checkpoint: Path) -> dict:
     """What a checkpoint holds besides tensors."""
     return read_state(checkpoint)["facts"]
 
 
 def read_state(checkpoint: Path) -> dict:
-    """A checkpoint's facts, and the files it is made of; ValueError if it is not whole."""
+    """A checkpoint's metadata, and the files it is made of; ValueError if it is not whole."""
     file = Path(checkpoint) / STATE
     try:
         state = json.loads(file.read_bytes())
@@ -321,10 +321,10 @@ def is_trained(run: Path) -> bool:
     if newest is None:
         return False
     try:
-        facts = read_facts(newest)
-        config = facts["config"]
-        last = whole_batches(config["epochs"], facts["num_samples"], config["batch"]["size"])
-        return facts["step"] >= last and (run / MODEL).is_dir()
+        metadata = read_metadata(newest)
+        config = metadata["config"]
+        last = whole_batches(config["epochs"], metadata["num_samples"], config["batch"]["size"])
+        return metadata["step"] >= last and (run / MODEL).is_dir()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{newest / STATE} cannot be read ({error!r}): remove {newest}.") from error
 

@@ -17,12 +17,12 @@ from PIL import Image
 from torch import Tensor
 
 from fastclip.config.resolved import resolve_again
-from fastclip.data.images import BadImage, turn_upright, upright_rgb
+from fastclip.data.images import UnusableSample, turn_upright, upright_rgb
 from fastclip.model import TwoTowers, build_model, find_model
 from fastclip.objective.temperature import clamped_tau
 from fastclip.run.checkpoint import load as load_tensors
 from fastclip.run.checkpoint import tensor_names
-from fastclip.run.folder import Which, find_checkpoint, is_run, read_facts
+from fastclip.run.folder import Which, find_checkpoint, is_run, read_metadata
 from fastclip.weights import CONFIG_FILE
 
 Picture = Image.Image | str | Path
@@ -121,7 +121,7 @@ def load_model(
 ) -> tuple[TwoTowers, float | None]:
     """The model of a checkpoint in eval mode, and its temperature; None where the model holds it itself."""
     path = find_checkpoint(run, which)
-    config, names = read_facts(path)["config"], tensor_names(path)
+    config, names = read_metadata(path)["config"], tensor_names(path)
     dtype = torch.float64 if config["precision"] == "float64" else torch.float32
     towers = build_model(
         str(run / CONFIG_FILE), logit_bias="model.clip.logit_bias" in names, device=device, dtype=dtype
@@ -142,7 +142,7 @@ def _upright(image: Picture) -> Image.Image:
         return turn_upright(image)
     try:
         return upright_rgb(Path(image).read_bytes())
-    except BadImage as error:
+    except UnusableSample as error:
         raise ValueError(f"{image} cannot be used: {error}.") from error
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fastclip.run.metrics import JsonLines
+from fastclip.run.metrics_file import JsonLines
 
 
 @dataclass

@@ -19,7 +19,7 @@ from fastclip.distributed.world import World
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
-from fastclip.training.step import Loss, PeerLoss, TrainStep, compile_towers
+from fastclip.training.step import Loss, OpenClipLoss, TrainStep, compile_towers
 
 log = logging.getLogger(__name__)
 MAX_DEFAULT_WARMUP = 10_000  # steps, the paper's for its medium and large settings
@@ -119,7 +119,7 @@ def _wrapped(towers: TwoTowers, world: World) -> nn.Module:
 
 def _build_loss(config: Resolved, towers: TwoTowers, num_samples: int, world: World) -> Loss:
     if config.loss.algorithm.peer:
-        return PeerLoss(config.loss, towers, world.rank, world.size)
+        return OpenClipLoss(config.loss, towers, world.rank, world.size)
     with _default_dtype(_dtype(config)):
         return GlobalContrastiveLoss(config.loss, num_samples, device=world.device)
 

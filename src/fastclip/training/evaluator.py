@@ -8,13 +8,13 @@ from fastclip.config.resolved import Resolved
 from fastclip.data.loader import Tokenizer
 from fastclip.distributed.world import World
 from fastclip.evaluation.features import Encoder
-from fastclip.evaluation.layout import Task, find_tasks, open_task
 from fastclip.evaluation.retrieval import recalls
-from fastclip.evaluation.tasks import measure_of
+from fastclip.evaluation.suites import measure_of
+from fastclip.evaluation.task_layout import Task, find_tasks, open_task
 from fastclip.evaluation.zero_shot import score
 from fastclip.model import TwoTowers
 from fastclip.training.build import AUTOCAST
-from fastclip.training.pairs import open_manifest_of
+from fastclip.training.training_pairs import open_manifest_of
 
 
 def open_evaluator(

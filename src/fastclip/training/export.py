@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fastclip.files import written_aside
+from fastclip.files import atomic_folder
 from fastclip.model import TwoTowers
 from fastclip.weights import CONFIG_FILE
 
@@ -33,7 +33,7 @@ def export(model: TwoTowers, folder: Path, *, tau: float | None, card: str = "")
     if tau is not None and not 0 < tau < inf:
         raise ValueError(f"tau={tau} must be positive; try 0.07.")
     folder = folder.expanduser().resolve()
-    with written_aside(folder) as part:
+    with atomic_folder(folder) as part:
         write_model_config(model, part)
         if model.model_cfg["text_cfg"].get("hf_tokenizer_name"):  # open_clip looks for its files here
             model.tokenizer().save_pretrained(part)

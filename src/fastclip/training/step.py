@@ -27,7 +27,7 @@ from fastclip.optim import SLOW_TAU, Stepper, load_optimizer_tensors, optimizer_
 MAX_LOG_SCALE = log(100)  # open_clip's limit of its logit_scale
 
 
-class PeerLoss(nn.Module):
+class OpenClipLoss(nn.Module):
     """open_clip's own losses, `openclip` and `siglip`, in the place of GlobalContrastiveLoss.
 
     Their temperature (and SigLIP's bias) is the model's own parameter, trained with it and averaged by DDP.
@@ -39,13 +39,13 @@ class PeerLoss(nn.Module):
     def __init__(self, settings: Settings, towers: TwoTowers, rank: int, world_size: int):
         super().__init__()
         self.settings, self.algorithm = settings, settings.algorithm
-        self.loss = _PEERS[str(self.algorithm.peer)](rank=rank, world_size=world_size)
+        self.loss = _OPEN_CLIP_LOSSES[str(self.algorithm.peer)](rank=rank, world_size=world_size)
         self.log_scale = towers.clip.logit_scale
         self.bias = towers.clip.logit_bias if self.algorithm.logit_bias else None
 
-    def begin(self, index: Tensor) -> PeerStep:
+    def begin(self, index: Tensor) -> OpenClipStep:
         """There is nothing to fetch: it remembers nothing of a sample."""
-        return PeerStep(self)
+        return OpenClipStep(self)
 
     def forward(self, image_features: Tensor, text_features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The value, and what is logged."""
@@ -74,16 +74,16 @@ class PeerLoss(nn.Module):
 
 
 # open_clip's recommended options
-_PEERS = {
+_OPEN_CLIP_LOSSES = {
     "ClipLoss": partial(ClipLoss, local_loss=True, gather_with_grad=True, cache_labels=True),
     "SigLipLoss": SigLipLoss,
 }
 
 
-class PeerStep(NamedTuple):
+class OpenClipStep(NamedTuple):
     """The step of a loss without a memory."""
 
-    loss: PeerLoss
+    loss: OpenClipLoss
 
     def images(self, image_features: Tensor) -> None:
         """open_clip gathers both features at once, afterwards."""
@@ -96,7 +96,7 @@ class PeerStep(NamedTuple):
         """A skipped step has left no trace here."""
 
 
-Loss = GlobalContrastiveLoss | PeerLoss
+Loss = GlobalContrastiveLoss | OpenClipLoss
 
 
 class StepResult(NamedTuple):
@@ -179,25 +179,27 @@ class TrainStep:
         parts = {"model": self.towers.state_dict(), "loss": self.loss.state_dict(), "optimizer": moments}
         return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """What is not a tensor: the optimizer's count of steps, the gradient scaler's numbers."""
-        _, facts = optimizer_tensors(self.stepper.optimizer, self._names)
+        _, metadata = optimizer_tensors(self.stepper.optimizer, self._names)
         scaler = self.stepper.scaler
-        return {"optimizer": facts, "scaler": None if scaler is None else scaler.state_dict()}
+        return {"optimizer": metadata, "scaler": None if scaler is None else scaler.state_dict()}
 
-    def put_back(self, tensors: dict[str, Tensor], facts: dict) -> None:
-        """Take up what `tensors` and `facts` gave. All workers must call it."""
+    def load_state(self, tensors: dict[str, Tensor], metadata: dict) -> None:
+        """Take up what `tensors` and `metadata` gave. All workers must call it."""
 
         def named(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
         self.towers.load_state_dict(named("model."))
         self.loss.load_state_dict(named("loss."))
-        load_optimizer_tensors(self.stepper.optimizer, self._names, named("optimizer."), facts["optimizer"])
+        load_optimizer_tensors(
+            self.stepper.optimizer, self._names, named("optimizer."), metadata["optimizer"]
+        )
         if self.stepper.scaler is not None:
-            self.stepper.scaler.load_state_dict(facts["scaler"])
+            self.stepper.scaler.load_state_dict(metadata["scaler"])
 
-    def _whole(self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | PeerStep) -> LossOutput:
+    def _whole(self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | OpenClipStep) -> LossOutput:
         with self._precision(images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, 0))
             out = begun.forward(*self.model(images, tokens, begun.images))
@@ -205,7 +207,7 @@ class TrainStep:
         return out
 
     def _in_micro_batches(
-        self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | PeerStep
+        self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | OpenClipStep
     ) -> LossOutput:
         """The same update as of the whole batch: features first, one step of the loss, then gradients.
 

@@ -1,9 +1,8 @@
 """What a run tells: metrics.jsonl always, a display for people, TensorBoard and Weights & Biases on request.
 
-Only rank 0 makes a `Telemetry`; the other workers have `Silence`. Records hold Python numbers: nothing here
-waits for a device. A training record is flat but for "time", which holds all that differs between two
-identical runs; an evaluation's values are under "evaluation". Once a run has started, nothing that goes
-wrong with the telling stops it.
+Only rank 0 makes a `Telemetry`; the other ranks have `NullTelemetry`. Records hold Python numbers: nothing
+here waits for a device. A training record is flat except for "time", which holds all that differs between two
+identical runs; an evaluation's values are under "evaluation". Once a run has started, no failure here stops it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 import secrets
 
 from fastclip.run.folder import METRICS
-from fastclip.run.metrics import MetricsFile, read_metrics
+from fastclip.run.metrics_file import MetricsFile, read_metrics
 from fastclip.training.display import Display, Plan
 
 log = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class Telemetry:
                 self._sinks.remove(sink)
 
 
-class Silence:
+class NullTelemetry:
     """What the other workers have in the place of a Telemetry."""
 
     def tick(self, step: int) -> None: ...
@@ -104,7 +103,7 @@ class Silence:
     def evaluated(self, record: dict) -> None: ...
     def message(self, text: str) -> None: ...
 
-    def __enter__(self) -> Silence:
+    def __enter__(self) -> NullTelemetry:
         return self
 
     def __exit__(self, *_: object) -> None: ...

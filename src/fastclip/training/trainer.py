@@ -22,19 +22,19 @@ from fastclip.run.folder import (
     METRICS,
     MODEL,
     check_schema,
-    read_facts,
+    read_metadata,
     write_config,
     write_schema,
 )
-from fastclip.run.metrics import truncate_metrics
+from fastclip.run.metrics_file import truncate_metrics
 from fastclip.training.build import build_step, build_towers
-from fastclip.training.card import model_card
 from fastclip.training.evaluator import Evaluator, open_evaluator
 from fastclip.training.export import export, write_model_config
-from fastclip.training.pairs import Pairs, open_pairs
+from fastclip.training.model_card import model_card
 from fastclip.training.step import StepResult
-from fastclip.training.tally import Clock, Tally
-from fastclip.training.telemetry import Plan, Silence, Telemetry
+from fastclip.training.step_stats import StepStats, Stopwatch
+from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
+from fastclip.training.training_pairs import Pairs, open_pairs
 
 log = logging.getLogger(__name__)
 MOST_SKIPPED = 10  # steps in a row that may have a non-finite loss or gradient
@@ -59,7 +59,7 @@ def open_folder(config: Resolved, world: World) -> Path | None:
     """The newest checkpoint of the run's folder, if there is one that this config may go on from."""
     folder = Path(config.out)
     check_schema(folder)
-    if world.main:
+    if world.is_main:
         make_writable(folder)
     world.barrier()
     newest = Checkpoints(folder / CHECKPOINTS).newest()
@@ -68,7 +68,7 @@ def open_folder(config: Resolved, world: World) -> Path | None:
     if config.resume == "never":
         raise ValueError(f"{folder} holds a run already: choose another --out, or --resume auto.")
     try:
-        saved = resolve_again(read_facts(newest)["config"])
+        saved = resolve_again(read_metadata(newest)["config"])
     except ValueError as error:
         raise ValueError(
             f"{newest} holds settings that cannot be read: {error} "
@@ -98,7 +98,7 @@ class Trainer:
         self.train_step = build_step(config, towers, self.num_samples, world, pairs.decoder.finish)
         self.step = 0  # steps done
         self.best: dict = {}  # score and step of the best evaluation
-        self.tally = Tally(world.device)
+        self.step_stats = StepStats(world.device)
         self.elapsed = 0.0  # seconds of training before this process
         self.bad: list = []
 
@@ -124,45 +124,45 @@ class Trainer:
         self._export(self.folder / MODEL)
 
     def _train(self) -> None:
-        config, clock = self.config, Clock(self.elapsed, self.step)
+        config, stopwatch = self.config, Stopwatch(self.elapsed, self.step)
         loader = self.pairs.loader(config.data, self.world, self.step, self.total)
         loader.bad.restore(self.bad)
         with Interrupts(self.world) as interrupts:
             if self.step == 0:
-                self._evaluate(clock)  # what an untrained model reaches; and does it work at all?
-            for batch in clock.waiting(loader):
+                self._evaluate(stopwatch)  # what an untrained model reaches; and does it work at all?
+            for batch in stopwatch.waiting(loader):
                 result = self.train_step(batch)
-                self.tally.add(result.stats["loss"], result.finite)
+                self.step_stats.add(result.stats["loss"], result.finite)
                 self.step = batch.step + 1
                 self.telemetry.tick(self.step)
                 at_end = self.step == self.total
-                if at_end or self.step % config.log.every == 0:
-                    self._record(result, loader, clock)
-                improved = (at_end or self._evaluation_due()) and self._evaluate(clock)
-                decision = interrupts.poll(due=clock.save_due(config.checkpoint.minutes))
-                by_steps = config.checkpoint.steps and self.step % config.checkpoint.steps == 0
+                if at_end or self.step % config.log.every_steps == 0:
+                    self._record(result, loader, stopwatch)
+                improved = (at_end or self._evaluation_due()) and self._evaluate(stopwatch)
+                decision = interrupts.poll(due=stopwatch.save_due(config.checkpoint.every_minutes))
+                by_steps = config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0
                 if at_end or improved or by_steps or decision.due or decision.stop:
-                    self._save(loader, clock, must=at_end or decision.stop)
+                    self._save(loader, stopwatch, must=at_end or decision.stop)
                 if decision.stop and not at_end:
                     raise StoppedCleanly(self.step)
         log.info(loader.bad.summary())
 
-    def _record(self, result: StepResult, loader: PairLoader, clock: Clock) -> None:
+    def _record(self, result: StepResult, loader: PairLoader, stopwatch: Stopwatch) -> None:
         """One line of metrics.jsonl. The only place where the host waits for the device and other workers."""
-        numbers = {**result.stats, **self.tally.numbers()}
+        numbers = {**result.stats, **self.step_stats.numbers()}
         values = torch.stack([value.detach().double() for value in numbers.values()])
         if self.world.size > 1:
             dist.all_reduce(values)  # most are equal on every worker; the peers' losses are not
             values /= self.world.size
         found = dict(zip(numbers, values.tolist(), strict=True))
         self._share_bad(loader)
-        self.tally.start_again()
+        self.step_stats.start_again()
         in_a_row = found.pop("longest_skipped")
         samples = self.step * self.config.batch.size
         record = {"step": self.step, "epoch": samples / self.num_samples, "samples": samples, **found}
         record |= self.train_step.rates(found["tau"])
         record["skipped"], record["bad"] = int(found["skipped"]), len(loader.bad.samples)
-        record["time"] = clock.record(self.step, self.config.batch.size)
+        record["time"] = stopwatch.record(self.step, self.config.batch.size)
         self.telemetry.log(record)
         if in_a_row >= MOST_SKIPPED:
             raise Diverged(
@@ -179,16 +179,16 @@ class Trainer:
 
     def _evaluation_due(self) -> bool:
         """Whether an evaluation's epoch ended in this step."""
-        every = self.config.evaluate.every * self.num_samples
+        every = self.config.evaluate.every_epochs * self.num_samples
         batch = self.config.batch.size
         return self.step * batch // every > (self.step - 1) * batch // every
 
-    def _evaluate(self, clock: Clock) -> bool:
+    def _evaluate(self, stopwatch: Stopwatch) -> bool:
         """Measure the model as it is now; true if it is the best so far."""
         if self.evaluator is None:
             return False
         self._agree_on_buffers()
-        with clock.paused():
+        with stopwatch.paused():
             scores = self.evaluator.measure()
         score = scores[self.evaluator.best]
         best = self.step > 0 and (not self.best or score > self.best["score"])
@@ -196,28 +196,28 @@ class Trainer:
             self.best = {"score": score, "step": self.step, "measure": self.evaluator.best}
         epoch = self.step * self.config.batch.size / self.num_samples
         record = {"step": self.step, "epoch": epoch, "evaluation": scores, "best": best}
-        self.telemetry.evaluated(record | {"time": {"elapsed": clock.elapsed()}})
+        self.telemetry.evaluated(record | {"time": {"elapsed": stopwatch.elapsed()}})
         return best
 
-    def _save(self, loader: PairLoader, clock: Clock, must: bool) -> None:
+    def _save(self, loader: PairLoader, stopwatch: Stopwatch, must: bool) -> None:
         self._agree_on_buffers()
         self._share_bad(loader)  # worker 0 writes them down
-        facts = {
+        metadata = {
             "step": self.step,
             "config": self.config.written,
             "fingerprint": self.pairs.manifest.fingerprint,
             "num_samples": self.num_samples,
-            **self.train_step.facts(),
+            **self.train_step.metadata(),
             "best": self.best,
             "bad": [list(sample) for sample in loader.bad.samples.values()],
-            "tally": self.world.gather(self.tally.values.tolist()),
-            "elapsed": clock.elapsed(),
+            "tally": self.world.gather(self.step_stats.values.tolist()),
+            "elapsed": stopwatch.elapsed(),
             "workers": self.world.size,
             "versions": {"fastclip": __version__, "torch": torch.__version__, "python": python_version()},
         }
         try:
-            with clock.paused():
-                self.checkpoints.save(self.step, self.train_step.tensors(), facts)
+            with stopwatch.paused():
+                self.checkpoints.save(self.step, self.train_step.tensors(), metadata)
                 if self.best.get("step") == self.step:
                     self.checkpoints.mark_best(self.step)
         except CheckpointError as error:
@@ -225,32 +225,32 @@ class Trainer:
                 raise
             self.telemetry.message(f"{error} Training goes on.")
             saved = self.checkpoints.best  # a best that could not be saved is none
-            self.best = {} if saved is None else read_facts(saved)["best"]
-        clock.saved()
+            self.best = {} if saved is None else read_metadata(saved)["best"]
+        stopwatch.saved()
 
     def _load(self, path: Path) -> None:
         """Everything back as it was; the data are compared by their fingerprint."""
-        facts = read_facts(path)
+        metadata = read_metadata(path)
         here = self.pairs.manifest.fingerprint
-        if facts["fingerprint"] != here:
+        if metadata["fingerprint"] != here:
             raise ValueError(
-                f"{self.folder} was trained on other data: {facts['num_samples']:,} pairs with fingerprint "
-                f"{facts['fingerprint']}, and data.train has {self.num_samples:,} with {here}. "
+                f"{self.folder} was trained on other data: {metadata['num_samples']:,} pairs, fingerprint "
+                f"{metadata['fingerprint']}, and data.train has {self.num_samples:,} with {here}. "
                 "Give the same data, or another --out."
             )
         tensors = self.train_step.tensors()
         load(path, tensors)
-        self.train_step.put_back(tensors, facts)
-        self.tally.put_back(facts["tally"], self.world.rank, self.world.size)
-        self.step, self.best, self.elapsed = facts["step"], facts["best"], facts["elapsed"]
-        self.bad = facts["bad"]
+        self.train_step.load_state(tensors, metadata)
+        self.step_stats.load_state(metadata["tally"], self.world.rank, self.world.size)
+        self.step, self.best, self.elapsed = metadata["step"], metadata["best"], metadata["elapsed"]
+        self.bad = metadata["bad"]
         if self.best.get("step") == self.step:
             self.checkpoints.mark_best(self.step)  # the process may have died just before
         log.info("Resumed %s at step %d of %d.", self.folder, self.step, self.total)
 
     def _write_settings(self, resumed: bool) -> None:
         """What the folder holds from the start; records of steps that will be made again are dropped."""
-        if self.world.main:
+        if self.world.is_main:
             write_schema(self.folder)
             write_config(self.config, self.folder)
             write_model_config(self.train_step.towers, self.folder)
@@ -267,7 +267,7 @@ class Trainer:
         self._agree_on_buffers()
         towers, tau = self.train_step.towers, self.train_step.loss.mean_tau()
         newest = self.checkpoints.newest()
-        if self.world.main and newest is not None:
+        if self.world.is_main and newest is not None:
             export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
         self.world.barrier()
         if self.best:
@@ -276,9 +276,9 @@ class Trainer:
             )
         log.info("The model is in %s; checkpoints are in %s.", folder, self.checkpoints.folder)
 
-    def _telemetry(self) -> Telemetry | Silence:
-        if not self.world.main:
-            return Silence()
+    def _telemetry(self) -> Telemetry | NullTelemetry:
+        if not self.world.is_main:
+            return NullTelemetry()
         config, settings = self.config, self.config.loss
         plan = Plan(
             run=self.folder,

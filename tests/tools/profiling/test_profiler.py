@@ -164,7 +164,7 @@ def test_a_slow_loader_is_waiting_for_data_and_no_computation(config, tmp_path, 
 
 
 def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch):
-    short = {"epochs": 1, "evaluate__pairs": "null", "checkpoint__steps": "null"}
+    short = {"epochs": 1, "evaluate__pairs": "null", "checkpoint__every_steps": "null"}
     config = resolve(parse(lab.options(tmp_path / "run", "fastclip-v3", **short)))
     losses, one_step = [], TrainStep.__call__
 

@@ -30,7 +30,7 @@ def make_run(folder, algorithm="fastclip-v3", steps=TOTAL, saved=None, evaluated
             records.append(evaluation(step))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
     if saved := steps if saved is None else saved:
-        facts = {
+        metadata = {
             "step": saved,
             "config": config.written,
             "num_samples": PAIRS,
@@ -39,7 +39,7 @@ def make_run(folder, algorithm="fastclip-v3", steps=TOTAL, saved=None, evaluated
             "workers": 2,
             "versions": VERSIONS,
         }
-        Checkpoints(folder / "checkpoints").save(saved, {"weight": torch.zeros(2)}, facts)
+        Checkpoints(folder / "checkpoints").save(saved, {"weight": torch.zeros(2)}, metadata)
     return folder
 
 

@@ -116,7 +116,7 @@ def test_a_broken_checkpoint_is_told(tmp_path):
     folder = make_run(tmp_path / "a")
     (folder / "checkpoints" / "last" / "state.json").write_text("{")
     run = read_run(folder)
-    assert run.facts == {}
+    assert run.metadata == {}
     assert any("state.json is missing or broken" in sentence for sentence in run.missing)
 
 

@@ -8,7 +8,7 @@ from fastclip.run.folder import read_run
 from fastclip.tools.report import output as output_module
 from fastclip.tools.report.runs_page import distinct_names, overlaid, render_runs
 from tests.tools.report.folders import make_run, result, write_results
-from tests.tools.report.test_page import Tags
+from tests.tools.report.test_run_page import Tags
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastclip.evaluation.tasks import find_suite
+from fastclip.evaluation.suites import find_suite
 from fastclip.run.results import Result
 from fastclip.tools.report.scores import group_scores
 from tests.tools.report.folders import result

@@ -9,8 +9,8 @@ import pytest
 from fastclip.tools.report import output as output_module
 from fastclip.tools.report.study_page import against_options, courses, mean_course, progress_of, render_study
 from fastclip.tools.study.measures import read_scores
-from fastclip.tools.study.tables import study_tables
-from tests.tools.report.test_page import EVIL, Tags
+from fastclip.tools.study.result_tables import study_tables
+from tests.tools.report.test_run_page import EVIL, Tags
 from tests.tools.study.studies import fail, make_study, read_study, value_of
 
 pytestmark = pytest.mark.usefixtures("_counted_captions")

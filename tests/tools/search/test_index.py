@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fastclip.cli import main
-from fastclip.data.sheet import CELL, TEXT
+from fastclip.data.contact_sheet import CELL, TEXT
 from fastclip.evaluation.features import Encoder
 from fastclip.run.load import load
 from fastclip.tools.search import index as search_module

@@ -2,8 +2,8 @@
 
 import json
 
+from fastclip.tools.study.definition import Study
 from fastclip.tools.study.jobs import locked
-from fastclip.tools.study.plan import Study
 from tests.data.collections import write_shards
 
 ALGORITHMS = ("openclip", "fastclip-v3")

@@ -54,8 +54,8 @@ def _save(folder, step, options):
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True, exist_ok=True)
     config = {"epochs": float(options["epochs"]), "batch": {"size": 1}}
-    facts = {"step": step, "config": config, "num_samples": STEPS / float(options["epochs"])}
-    (path / "state.json").write_text(json.dumps({"facts": facts, "files": {}}))
+    metadata = {"step": step, "config": config, "num_samples": STEPS / float(options["epochs"])}
+    (path / "state.json").write_text(json.dumps({"facts": metadata, "files": {}}))
 
 
 if __name__ == "__main__":

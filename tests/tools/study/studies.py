@@ -2,9 +2,9 @@
 
 import json
 
+from fastclip.tools.study.definition import Study, write_study
 from fastclip.tools.study.folder import run_folder
-from fastclip.tools.study.plan import Study, write_study
-from fastclip.tools.study.study import read_study
+from fastclip.tools.study.study_state import read_study
 
 PAIRS, BATCH = 640, 64
 SCORES = {  # of a task of each group of the emoji suite
@@ -48,8 +48,8 @@ def make_finished_run(folder, arm, seed, steps=40):
     checkpoint = folder / "checkpoints" / f"step-{steps:08d}"
     checkpoint.mkdir(parents=True)
     config = {"epochs": steps * BATCH / PAIRS, "batch": {"size": BATCH}}
-    facts = {"step": steps, "num_samples": PAIRS, "config": config, "best": {}, "bad": []}
-    (checkpoint / "state.json").write_text(json.dumps({"facts": facts, "files": {}}))
+    metadata = {"step": steps, "num_samples": PAIRS, "config": config, "best": {}, "bad": []}
+    (checkpoint / "state.json").write_text(json.dumps({"facts": metadata, "files": {}}))
     (folder / "model").mkdir()
     options = {"algorithm": arm.values.get("algorithm", "fastclip-v3"), "seed": seed, "epochs": 4}
     (folder / "config.yaml").write_text(json.dumps(options))

@@ -15,7 +15,15 @@ from fastclip.tools.study.arms import (
     slug,
 )
 
-OPTIONS = ("algorithm", "batch.size", "optim.lr", "loss.tau", "data.train", "model.pretrained", "log.every")
+OPTIONS = (
+    "algorithm",
+    "batch.size",
+    "optim.lr",
+    "loss.tau",
+    "data.train",
+    "model.pretrained",
+    "log.every_steps",
+)
 VALUES = st.one_of(
     st.integers(0, 10**6),
     st.floats(1e-9, 10, allow_nan=False),
@@ -34,7 +42,7 @@ def test_names_say_what_varies():
     assert (
         slug({"algorithm": "fastclip-v3", "optim.lr": 1e-5, "loss.tau": 0.1}) == "fastclip-v3-lr1e-5-tau0.1"
     )
-    assert slug({"evaluate.every": 2.0}) == "evaluate.every2.0"  # log.every is another
+    assert slug({"evaluate.every_epochs": 2.0}) == "evaluate.every2.0"  # log.every_steps is another
     assert slug({"data.keep_decoded": True}) == "keep_decodedtrue"
 
 

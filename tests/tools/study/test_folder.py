@@ -7,12 +7,12 @@ import pytest
 from fastclip.tools.study.folder import is_trained, state_of_run
 
 
-def save(folder, step=30, **facts):
+def save(folder, step=30, **metadata):
     """A checkpoint of a run of 30 steps."""
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
     config = {"epochs": 1.5, "batch": {"size": 5}}
-    saved = {"step": step, "config": config, "num_samples": 102} | facts
+    saved = {"step": step, "config": config, "num_samples": 102} | metadata
     (path / "state.json").write_text(json.dumps({"facts": saved, "files": {}}))
 
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from fastclip.tools.study.board import Board
 from fastclip.tools.study.jobs import Job, Jobs, Stopped, locked, places
+from fastclip.tools.study.live_status import LiveStatus
 from tests.tools.study.grids import calls, is_free
 from tests.tools.study.pretender import PROGRAM
 from tests.workers import CONTEXT
@@ -22,7 +22,7 @@ def make_jobs(out, *algorithms, tests=()):
 
 def run(out, jobs, at_once=2):
     runner = Jobs(out, [{"OMP_NUM_THREADS": str(i + 1)} for i in range(at_once)],
-                  Board([job.name for job in jobs], at_once), program=PROGRAM)  # fmt: skip
+                  LiveStatus([job.name for job in jobs], at_once), program=PROGRAM)  # fmt: skip
     runner.run(jobs)
     return runner
 
@@ -31,7 +31,7 @@ def test_jobs_are_trained_and_then_scored(tmp_path):
     jobs = make_jobs(tmp_path, "openclip", "siglip", "fastclip-v3", tests=["--tasks", "t"])
     runner = run(tmp_path, jobs)
     assert not runner.failed
-    assert {row.state for row in runner.board.rows.values()} == {"done"}
+    assert {row.state for row in runner.status.rows.values()} == {"done"}
     for job in jobs:
         assert [call[0] for call in calls(job.folder)] == ["train", "eval"]
         assert calls(job.folder)[1] == ["eval", str(job.folder), "--tasks", "t", "--json"]
@@ -52,7 +52,7 @@ def test_what_is_finished_is_not_repeated(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
     runner = run(tmp_path, jobs)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
-    assert {row.state for row in runner.board.rows.values()} == {"done"}
+    assert {row.state for row in runner.status.rows.values()} == {"done"}
 
 
 def test_tests_that_come_later_are_scored_without_training_again(tmp_path):
@@ -66,7 +66,7 @@ def test_a_failure_is_told_and_does_not_stop_the_rest(tmp_path, capsys):
     jobs = make_jobs(tmp_path, "mbcl", "openclip", "fastclip-v3")
     runner = run(tmp_path, jobs, at_once=1)
     assert runner.failed == ["mbcl"]
-    assert [runner.board.rows[job.name].state for job in jobs] == ["failed", "done", "done"]
+    assert [runner.status.rows[job.name].state for job in jobs] == ["failed", "done", "done"]
     assert "failed mbcl:\n  fastclip train: this one always fails\n  (exit code 1;" in capsys.readouterr().err
     failure = tmp_path / "logs" / "mbcl.failed"
     assert "this one always fails" in failure.read_text()
@@ -77,14 +77,14 @@ def test_a_failure_is_told_and_does_not_stop_the_rest(tmp_path, capsys):
 
 def test_a_run_that_ends_well_without_a_model_has_failed(tmp_path):
     jobs = make_jobs(tmp_path, "openclip")
-    runner = Jobs(tmp_path, [{}], Board(["openclip"], 1), program=("/bin/true",))
+    runner = Jobs(tmp_path, [{}], LiveStatus(["openclip"], 1), program=("/bin/true",))
     runner.run(jobs)
     assert runner.failed == ["openclip"]
     assert "its model or its scores are not there" in (tmp_path / "logs" / "openclip.failed").read_text()
 
 
 def test_a_program_that_a_signal_ends_has_failed(tmp_path):
-    runner = Jobs(tmp_path, [{}], Board(["openclip"], 1), program=("/bin/sh", "-c", "kill -9 $$", "x"))
+    runner = Jobs(tmp_path, [{}], LiveStatus(["openclip"], 1), program=("/bin/sh", "-c", "kill -9 $$", "x"))
     runner.run(make_jobs(tmp_path, "openclip"))
     assert "ended by SIGKILL" in (tmp_path / "logs" / "openclip.failed").read_text()
 
@@ -104,7 +104,7 @@ def _run_locked(out, algorithms):
     jobs = make_jobs(out, *algorithms)
     with locked(out) as lock:
         try:
-            Jobs(out, [{}], Board([job.name for job in jobs], 1), lock, PROGRAM).run(jobs)
+            Jobs(out, [{}], LiveStatus([job.name for job in jobs], 1), lock, PROGRAM).run(jobs)
         except Stopped:
             os._exit(75)
     os._exit(0)
@@ -159,13 +159,15 @@ def _run_stubborn(out, jobs, code):
     os.setpgrp()
     os.chdir(out)
     try:
-        Jobs(out, [{}], Board([job.name for job in jobs], 1), program=("/bin/sh", "-c", code, "x")).run(jobs)
+        Jobs(out, [{}], LiveStatus([job.name for job in jobs], 1), program=("/bin/sh", "-c", code, "x")).run(
+            jobs
+        )
     except Stopped:
         os._exit(75)
 
 
 def test_a_run_that_somebody_else_stopped_is_not_a_failure(tmp_path):
-    runner = Jobs(tmp_path, [{}], Board(["a", "b"], 1), program=("/bin/sh", "-c", "exit 75", "x"))
+    runner = Jobs(tmp_path, [{}], LiveStatus(["a", "b"], 1), program=("/bin/sh", "-c", "exit 75", "x"))
     runner.run(make_jobs(tmp_path, "a", "b"))
     assert (runner.stopped, runner.failed) == (["a", "b"], [])
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from fastclip.evaluation.tasks import find_suite
+from fastclip.evaluation.suites import find_suite
 from fastclip.tools.study.measures import groups, paired_difference, read_scores, summarise
 from tests.tools.study.studies import fail, make_study, read_study, value_of, write_results
 

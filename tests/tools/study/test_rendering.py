@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fastclip.tools.study.rendering import Best, as_markdown, for_terminal, grids
-from fastclip.tools.study.tables import study_tables
+from fastclip.tools.study.result_tables import study_tables
 from tests.tools.study.studies import make_study, read_study
 
 pytestmark = pytest.mark.usefixtures("_counted_captions")

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from fastclip.tools.study.board import Board
-from fastclip.tools.study.run import run_study
-from fastclip.tools.study.study import read_study, state_of
-from fastclip.tools.study.tune import choose, read_tried, trials
+from fastclip.tools.study.live_status import LiveStatus
+from fastclip.tools.study.run_study import run_study
+from fastclip.tools.study.study_state import read_study, state_of
+from fastclip.tools.study.tune import choose, read_trials, trials
 from tests.tools.study.grids import calls, tuned_study, write_data
 from tests.tools.study.pretender import PROGRAM
 
@@ -61,7 +61,7 @@ def test_tuning_never_sees_a_test(data, out):
         assert options["evaluate.pairs"] == study.validation["pairs"]
         assert options["evaluate.tasks"] == "null"
         assert options["evaluate.best"] == "mean_recall@1"
-        assert float(options["evaluate.every"]) > 1e6  # only the end counts
+        assert float(options["evaluate.every_epochs"]) > 1e6  # only the end counts
         assert options["seed"] == "1000"
         assert not any(str(data / "tasks") in word for word in called[0])
     for run in read_study(out).runs:
@@ -103,7 +103,8 @@ def test_tuning_that_is_over_is_shown_as_done(data, out, monkeypatch):
     study, boards = tuned_study(data), []
     run_study(study, out, 2, PROGRAM)
     monkeypatch.setattr(
-        "fastclip.tools.study.run.Board", lambda *given: boards.append(Board(*given)) or boards[-1]
+        "fastclip.tools.study.run_study.LiveStatus",
+        lambda *given: boards.append(LiveStatus(*given)) or boards[-1],
     )
     run_study(study, out, 2, PROGRAM)
     assert [row.state for row in boards[0].rows.values()] == ["done"] * 6
@@ -152,20 +153,20 @@ def write(folder, content):
 
 def test_a_study_that_tunes_nothing_has_no_tries(tmp_path):
     missing = []
-    assert read_tried(tmp_path, missing) == []
+    assert read_trials(tmp_path, missing) == []
     assert missing == []
 
 
 def test_the_choice_is_marked_and_only_it(tmp_path):
     tried = [{"values": {"optim.lr": lr}, "score": lr, "error": ""} for lr in (0.1, 0.2)]
     write(tmp_path, {"arms": [{"arm": "a", "chosen": {"optim.lr": 0.1}, "tried": tried}]})
-    found = read_tried(tmp_path, [])
+    found = read_trials(tmp_path, [])
     assert [(one["score"], one["chosen"]) for one in found] == [(0.1, True), (0.2, False)]
 
 
 def test_before_the_choice_nothing_is_marked(tmp_path):
     write(tmp_path, {"arms": [{"arm": "a", "chosen": None, "tried": [{"values": {}, "score": None}]}]})
-    (one,) = read_tried(tmp_path, [])
+    (one,) = read_trials(tmp_path, [])
     assert (one["score"], one["chosen"]) == (None, False)
 
 
@@ -173,5 +174,5 @@ def test_before_the_choice_nothing_is_marked(tmp_path):
 def test_a_broken_file_is_told(tmp_path, content):
     write(tmp_path, content)
     missing = []
-    assert read_tried(tmp_path, missing) == []
+    assert read_trials(tmp_path, missing) == []
     assert "tuning.json cannot be read" in missing[0]

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fastclip.data.images import BadImage, thumbnail
+from fastclip.data.images import UnusableSample, thumbnail
 from fastclip.tools.demo.cards import draw_captions, draw_card, draw_cards
 from fastclip.tools.demo.limits import check_labels, check_query, check_top, open_upload
 from fastclip.tools.search.index import Index, Match
@@ -55,6 +55,6 @@ class Answers:
         captions = self.index.pictures.pictures[match.number].captions
         try:
             picture = self._thumbnail(match.number)
-        except (OSError, BadImage):
+        except (OSError, UnusableSample):
             return None
         return draw_card(picture, captions[0] if captions else name, name, match.score)

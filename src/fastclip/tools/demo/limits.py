@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from fastclip.data.images import MAX_PIXELS, BadImage, upright_rgb
+from fastclip.data.images import MAX_PIXELS, UnusableSample, upright_rgb
 
 MAX_BYTES = 10 * 2**20  # of an uploaded file
 MAX_LETTERS = 500  # of a query, and of a label
@@ -66,7 +66,7 @@ def open_upload(upload: Any, folder: Path) -> Image.Image:
         if size > MAX_BYTES:
             raise Refused(f"The file has {size / 2**20:.1f} MB; {MAX_BYTES // 2**20} MB is the most.")
         return upright_rgb(path.read_bytes(), MAX_PIXELS)
-    except BadImage as error:
+    except UnusableSample as error:
         raise Refused(f"This picture cannot be used: {error}.") from error
     except (OSError, ValueError) as error:
         raise Refused("The uploaded picture is not here any more. Please choose it again.") from error

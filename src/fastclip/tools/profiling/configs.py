@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fastclip.config.options import LossOptions, TrainConfig
 from fastclip.config.resolved import Resolved, resolve
-from fastclip.objective.algorithms import Algorithm, find_algorithm, useless_options
+from fastclip.objective.algorithms import Algorithm, find_algorithm, inapplicable_options
 
 
 def configs_for(algorithms: list[str], config: TrainConfig) -> tuple[list[Resolved], list[str]]:
@@ -33,4 +33,4 @@ def configs_for(algorithms: list[str], config: TrainConfig) -> tuple[list[Resolv
 
 
 def _has_effect(option: str, loss: LossOptions, row: Algorithm) -> bool:
-    return option not in useless_options(row, loss.gamma_schedule or row.inner_schedule)
+    return option not in inapplicable_options(row, loss.gamma_schedule or row.inner_schedule)

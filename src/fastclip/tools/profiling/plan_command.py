@@ -136,7 +136,7 @@ def _pairs(config: Resolved, recipe: str) -> int | None:
         setting = SETTINGS.get(recipe)
         return None if setting is None else setting.pairs
     from fastclip.distributed.world import World
-    from fastclip.training.pairs import open_manifest_of
+    from fastclip.training.training_pairs import open_manifest_of
 
     try:
         return len(open_manifest_of(config.data.train, config.data, World.alone()))

@@ -81,21 +81,21 @@ def profile(
 
 def _profile_here(configs: list[Resolved], out: Path, steps: int, warmup: int) -> dict | None:
     """As one rank, alone or of several; rank 0 returns what all of them found."""
-    from fastclip.distributed.world import joined, quiet_others
+    from fastclip.distributed.world import join_world, silence_other_ranks
     from fastclip.files import make_writable
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
     from fastclip.tools.profiling.profiler import profile_steps
 
-    with joined(timeout=configs[0].timeout) as world:
-        quiet_others(world)
-        if world.main:
+    with join_world(timeout=configs[0].timeout) as world:
+        silence_other_ranks(world)
+        if world.is_main:
             make_writable(out)
         profiles = []
         for config in configs:
             trace = out / f"trace-{config.algorithm}-rank{world.rank}.json.gz"
             worker = profile_steps(config, world, trace, steps=steps, warmup=warmup)
             profiles.append(AlgorithmProfile(config.algorithm, config.batch.size, world.gather(worker)))
-    if not world.main:
+    if not world.is_main:
         return None
     facts = {"steps": steps, "warmup": warmup, "versions": _versions(), "machine": _machine()}
     return facts | {"profiles": [asdict(profile) for profile in profiles]}
@@ -121,9 +121,9 @@ def _profile_sizes(words: list[str], configs: list[Resolved], sizes: list[int], 
 
 
 def _keep_and_show(found: dict, out: Path, as_json: bool) -> None:
-    from fastclip.files import write_whole
+    from fastclip.files import atomic_write
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
-    from fastclip.tools.profiling.picture import draw
+    from fastclip.tools.profiling.profile_chart import draw
     from fastclip.tools.report.output import write
 
     profiles = [AlgorithmProfile.from_dict(saved) for saved in found["profiles"]]
@@ -131,7 +131,7 @@ def _keep_and_show(found: dict, out: Path, as_json: bool) -> None:
     units = {"times": "ms", "sent": "bytes a step", "peak_memory": "bytes"}
     found = {"command": found["command"], "date": now, "units": units} | found
     text = dumps(found, indent=1) + "\n"
-    write_whole(out / PROFILE_FILE, text)
+    atomic_write(out / PROFILE_FILE, text)
     write(draw(profiles), out / PICTURE_FILE)
     if as_json:
         print(text, end="")

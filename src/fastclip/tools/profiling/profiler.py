@@ -19,10 +19,10 @@ from fastclip.distributed.world import World
 from fastclip.terminal import progress
 from fastclip.tools.profiling.breakdown import WorkerProfile
 from fastclip.tools.profiling.collectives import bytes_sent
-from fastclip.tools.profiling.peak import PeakMemory
+from fastclip.tools.profiling.peak_memory import PeakMemory
 from fastclip.tools.profiling.timeline import WAITING_FOR_DATA, read_events, step_times
 from fastclip.training.build import build_step, build_towers
-from fastclip.training.pairs import open_pairs
+from fastclip.training.training_pairs import open_pairs
 
 
 def profile_steps(config: Resolved, world: World, trace: Path, *, steps: int, warmup: int) -> WorkerProfile:
@@ -47,7 +47,7 @@ def profile_steps(config: Resolved, world: World, trace: Path, *, steps: int, wa
             if done in (warmup, warmup + steps) and world.device.type == "cuda":
                 torch.cuda.synchronize(world.device)  # no kernel runs into the first step or beyond the last
             profiler.step()
-            if world.main:
+            if world.is_main:
                 update(done, warmup + steps)
         sent = bytes_sent(lambda: next(turns))
     trace.parent.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ from math import log, nan
 from typing import Any, NamedTuple
 
 from fastclip.run.folder import Run, number, timing
-from fastclip.tools.report.headline import best_measure, known
-from fastclip.tools.study.courses import IN_TRAINING, measured
+from fastclip.tools.report.key_figures import best_measure, known
+from fastclip.tools.study.learning_curves import IN_TRAINING, measured
 
 _MOST_LINES = 5  # of evaluation measures; more could not be told apart
 

@@ -18,7 +18,7 @@ from fastclip import __version__
 from fastclip.files import aside
 from fastclip.terminal import progress
 from fastclip.tools.report.curves import Curve
-from fastclip.tools.report.headline import percent
+from fastclip.tools.report.key_figures import percent
 from fastclip.tools.report.plots import draw, draw_png
 from fastclip.tools.study.rendering import Best
 

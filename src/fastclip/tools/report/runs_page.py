@@ -22,10 +22,10 @@ from fastclip.tools.report.curves import (
     short_name,
     time_axis,
 )
-from fastclip.tools.report.headline import known
+from fastclip.tools.report.key_figures import known
 from fastclip.tools.report.output import Page, drawn, fill
 from fastclip.tools.report.scores import group_scores
-from fastclip.tools.study.courses import main_measures, measured
+from fastclip.tools.study.learning_curves import main_measures, measured
 from fastclip.tools.study.rendering import Best, Grid, by_columns
 
 MOST_RUNS = 10  # in one plot; more could not be told apart

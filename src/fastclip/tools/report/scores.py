@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fastclip.evaluation.tasks import SUITES, Mean, find_suite
+from fastclip.evaluation.suites import SUITES, Mean, find_suite
 from fastclip.run.folder import number
 from fastclip.run.results import Result
 

@@ -13,14 +13,14 @@ import yaml
 
 from fastclip.run.folder import Run, State, without_secrets
 from fastclip.tools.report.curves import SAMPLES, Axis, Curve, Line, has_points, measure_title, time_axis
-from fastclip.tools.report.headline import Figure
+from fastclip.tools.report.key_figures import Figure
 from fastclip.tools.report.output import Page, drawn, fill
 from fastclip.tools.study.arms import Arm, find_baselines, identity, shown
-from fastclip.tools.study.courses import Point, main_measures, points
+from fastclip.tools.study.learning_curves import Point, main_measures, points
 from fastclip.tools.study.measures import Scores, read_scores
 from fastclip.tools.study.rendering import difference_of, grids, of_kind, points_of
-from fastclip.tools.study.study import StudyState
-from fastclip.tools.study.tables import study_tables
+from fastclip.tools.study.result_tables import study_tables
+from fastclip.tools.study.study_state import StudyState
 
 MOST_ARMS = 10  # in one plot; more could not be told apart
 _FEW_ARMS = 5  # are easily told apart

@@ -13,17 +13,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fastclip.data.images import BadImage, upright_rgb
+from fastclip.data.contact_sheet import draw_contact_sheet
+from fastclip.data.images import UnusableSample, upright_rgb
 from fastclip.data.manifest import caption_lines, digest, open_manifest
 from fastclip.data.pairs import File, Pair, SourceError
 from fastclip.data.remote import is_remote
-from fastclip.data.sheet import draw_sheet
 from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, find_files, read_pairs, tar_members
 from fastclip.distributed.world import World
+from fastclip.evaluation.feature_cache import cached_features, model_key
 from fastclip.evaluation.features import Encoder, ImageFeatures
-from fastclip.evaluation.kept import kept_features, model_key
-from fastclip.evaluation.layout import PairPlace
-from fastclip.evaluation.shards import ImagePlace
+from fastclip.evaluation.task_layout import PairPlace
+from fastclip.evaluation.task_shards import ImagePlace
 from fastclip.files import cache_folder
 from fastclip.run.folder import is_run
 from fastclip.run.load import Model, load
@@ -64,7 +64,7 @@ class Picture(NamedTuple):
             if isinstance(self.text, str):
                 return caption_lines(self.text)
             return caption_lines(self.text.read().decode("utf-8-sig", errors="replace"))
-        except (OSError, BadImage):
+        except (OSError, UnusableSample):
             return []
 
 
@@ -112,7 +112,7 @@ class Index:
         encoder = Encoder(loaded.towers, World.alone(device), workers=workers)
         file = _index_file(Path(model).expanduser(), images)
         key = digest([model_key(loaded.towers, None), pictures.fingerprint])
-        return cls(pictures, loaded, kept_features(pictures, encoder, file, key, progress))
+        return cls(pictures, loaded, cached_features(pictures, encoder, file, key, progress))
 
     def by_text(self, text: str, top: int) -> list[Match]:
         """The pictures that fit the words best, the best first."""
@@ -154,7 +154,7 @@ class Index:
         """A contact sheet, the best first."""
         images = [upright_rgb(self.pictures.image(match.number)) for match in matches]
         words = [f"{match.score:.3f}\n{Path(match.name).name}" for match in matches]
-        draw_sheet(list(zip(images, words, strict=True)), path)
+        draw_contact_sheet(list(zip(images, words, strict=True)), path)
 
     def nearest_pictures(self, query_d: Tensor, top: int) -> list[Match]:
         """Those whose features are nearest, the best first."""

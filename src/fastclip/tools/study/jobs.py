@@ -23,8 +23,8 @@ from typing import BinaryIO
 from fastclip.files import cores
 from fastclip.processes import PAUSE, PROGRAM, kill, start
 from fastclip.run.folder import is_trained
-from fastclip.tools.study.board import Board
 from fastclip.tools.study.folder import SCORES_FILE, failure_file, is_scored
+from fastclip.tools.study.live_status import LiveStatus
 
 log = logging.getLogger(__name__)
 STOPPED = 75  # the exit code of `fastclip train` that was asked to stop, and saved
@@ -70,11 +70,11 @@ class Jobs:
         self,
         out: Path,
         places: list[dict[str, str]],
-        board: Board,
+        status: LiveStatus,
         lock: BinaryIO | None = None,
         program: tuple[str, ...] = PROGRAM,
     ):
-        self.out, self.board, self.lock, self.program = out, board, lock, program
+        self.out, self.status, self.lock, self.program = out, status, lock, program
         self._free = list(places)
         self._running: list[_Process] = []
         self._stop: signal.Signals | None = None
@@ -89,14 +89,14 @@ class Jobs:
         for job in jobs:
             if job not in waiting:
                 failure_file(self.out, job.name).unlink(missing_ok=True)
-                self.board.done(job.name, seconds=None)
+                self.status.done(job.name, seconds=None)
         with self._signals():
             try:
                 while (waiting or self._running) and self._stop is None:
                     while waiting and self._free and self._stop is None:
                         self._start(waiting.pop(0))
                     self._look()
-                    self.board.refresh()
+                    self.status.refresh()
                     time.sleep(PAUSE)
             finally:
                 self._end_all()
@@ -105,7 +105,7 @@ class Jobs:
 
     def _start(self, job: Job) -> None:
         failure_file(self.out, job.name).unlink(missing_ok=True)
-        self.board.started(job.name, job.folder, job.epochs)
+        self.status.started(job.name, job.folder, job.epochs)
         self._running.append(_Process(job, self._free.pop(0), self))
 
     def _look(self) -> None:
@@ -117,13 +117,13 @@ class Jobs:
             job, words = process.job, process.end(code)
             if code == 0 and (following := job.next_step()) != words:
                 if following:
-                    self.board.scoring(job.name)
+                    self.status.scoring(job.name)
                     process.start(following)
                     continue
-                self.board.done(job.name, seconds=time.monotonic() - process.started)
+                self.status.done(job.name, seconds=time.monotonic() - process.started)
             elif code == STOPPED:
                 self.stopped.append(job.name)
-                self.board.stopped(job.name)
+                self.status.stopped(job.name)
             else:
                 self._failed(job, code)
             self._running.remove(process)
@@ -137,7 +137,7 @@ class Jobs:
             why = "it ended well, but its model or its scores are not there"
         lines = [line for line in _tail(path) if line.strip() and not line.startswith("$ ")][-_LAST_LINES:]
         failure_file(self.out, job.name).write_text("\n".join([*lines, f"({why}; {path})"]) + "\n")
-        self.board.failed(job.name, [*lines, f"({why}; all of it: {path})"])
+        self.status.failed(job.name, [*lines, f"({why}; all of it: {path})"])
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -158,7 +158,7 @@ class Jobs:
     def _end_all(self) -> None:
         """Ask what still runs to save and end, and wait for it."""
         if self._running:
-            self.board.message("Stopping: runs save what they have. Ctrl-C again quits at once.")
+            self.status.message("Stopping: runs save what they have. Ctrl-C again quits at once.")
         for process in self._running:
             process.signal(signal.SIGTERM)
         for process in self._running:

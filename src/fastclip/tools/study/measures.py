@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from fastclip.evaluation.tasks import find_suite
+from fastclip.evaluation.suites import find_suite
 from fastclip.run.folder import Run, number, read_run
-from fastclip.tools.study.courses import IN_TRAINING
-from fastclip.tools.study.study import StudyState
+from fastclip.tools.study.learning_curves import IN_TRAINING
+from fastclip.tools.study.study_state import StudyState
 
 CONFIDENCE = 0.95
 

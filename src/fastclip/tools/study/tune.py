@@ -19,12 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastclip.files import write_whole
+from fastclip.files import atomic_write
 from fastclip.run.folder import METRICS, number
-from fastclip.run.metrics import read_metrics
+from fastclip.run.metrics_file import read_metrics
 from fastclip.tools.study.arms import Arm, grid, identity, slug
+from fastclip.tools.study.definition import Study
 from fastclip.tools.study.folder import failure_file, state_of_run
-from fastclip.tools.study.plan import Study
 
 TUNING_FILE = "tuning.json"
 _NEVER = 1e9  # epochs between two evaluations: the one at the end is made whatever this is
@@ -50,7 +50,7 @@ def trial_options(study: Study, trial: Arm) -> dict[str, object]:
         "evaluate.pairs": study.validation["pairs"],
         "evaluate.tasks": None,
         "evaluate.best": study.measure,
-        "evaluate.every": _NEVER,
+        "evaluate.every_epochs": _NEVER,
     }
     return study.options(trial, study.tune_seed) | study.tune_set | evaluation
 
@@ -70,7 +70,7 @@ def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
         arms.append({"arm": arm.name, "values": arm.values, "chosen": chosen, "tried": tried})
     settings = {"measure": study.measure, "pairs": study.validation["pairs"], "seed": study.tune_seed}
     found = settings | {"set": study.tune_set, "arms": arms}
-    write_whole(out / TUNING_FILE, json.dumps(found, indent=2) + "\n")
+    atomic_write(out / TUNING_FILE, json.dumps(found, indent=2) + "\n")
     return chosen_values(out)
 
 
@@ -82,7 +82,7 @@ def chosen_values(out: Path) -> dict[str, dict[str, object]]:
         return {}
 
 
-def read_tried(out: Path, missing: list[str]) -> list[dict]:
+def read_trials(out: Path, missing: list[str]) -> list[dict]:
     """Every try of every arm; none where nothing is tuned. What cannot be read is told in `missing`."""
     if not (out / TUNING_FILE).exists():
         return []

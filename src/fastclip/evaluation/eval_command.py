@@ -1,0 +1,211 @@
+"""The verb `fastclip eval`."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fastclip.evaluation.suites import SUITES, Mean, Suite, find_suite
+from fastclip.terminal import console, progress
+
+if TYPE_CHECKING:
+    from fastclip.run.results import Result
+
+
+def evaluate(
+    model: str | None = None,
+    tasks: str = "data/emoji/tasks",
+    select: str | None = None,
+    suite: str | None = None,
+    list: bool = False,
+    pretrained: str | None = None,
+    checkpoint: Literal["last", "best"] = "last",
+    out: Path | None = None,
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    batch_size: int = 256,
+    workers: int = 2,
+    json: bool = False,
+) -> None:
+    """Score a model on tasks it was not trained for.
+
+      fastclip eval runs/emoji --tasks data/emoji/tasks --suite emoji
+      fastclip eval runs/emoji --tasks my/photos      (my/photos/CLASS/*.jpg)
+      fastclip eval runs/emoji --tasks held-out.csv   (pairs: retrieval)
+      fastclip eval ViT-B-32 --pretrained laion2b_s34b_b79k --tasks data/datacomp \\
+          --suite datacomp
+      fastclip eval --tasks data/datacomp --suite datacomp --list
+
+    Features of images are kept, so that scoring again is quick; what was interrupted goes on. Several
+    workers share the work: `torchrun --nproc-per-node 8 -m fastclip eval …`. docs/evaluation.md explains the
+    measures, and how to get the public tasks.
+
+    Args:
+        model: a run's folder, an exported folder, or an open_clip name with --pretrained.
+        tasks: a folder of task folders (CLIP_benchmark's and DataComp's layout), one task folder, a folder of
+            CLASS/image files, or any pairs for retrieval.
+        select: names of tasks, separated by commas; all if left out.
+        suite: SUITES: only its tasks, and its means (for datacomp the paper's three).
+        list: show which tasks are there, and of a suite which are missing, and score nothing.
+        pretrained: weights for an open_clip name: a file, a folder or a tag.
+        checkpoint: which checkpoint of a run.
+        out: folder for results.jsonl; RUN/evaluation for a run, evaluations/NAME otherwise.
+        precision: what matrices are multiplied in.
+        batch_size: images, and texts, encoded at once.
+        workers: processes that decode images, for each worker.
+        json: print JSON instead of a table.
+    """
+    chosen = find_suite(suite) if suite else None
+    folders = _find_folders(tasks, chosen)
+    missing = [row.folder for row in chosen.missing({*folders})] if chosen else []
+    if list:
+        _print_list(folders, missing, json)
+        return
+    if model is None:
+        raise ValueError("Which model? Give a run's folder, an exported folder, or a name with --pretrained.")
+    if chosen is not None and not folders:
+        raise ValueError(
+            f"--tasks {tasks} holds none of the {len(chosen.rows)} tasks of {suite}. --list names them, and "
+            "docs/evaluation.md says how to get them."
+        )
+    folders, out = _selected(folders, select), out or _results_folder(model)
+    results = _score_all(model, folders, pretrained, checkpoint, out, precision, batch_size, workers)
+    if results is not None:  # worker 0 speaks
+        _report(results, chosen, missing, json)
+
+
+evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
+
+
+def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:
+    """Task folders by name, or the source of pairs itself; of a suite those that are there, in its order."""
+    from fastclip.data.sources import find_files
+    from fastclip.evaluation.task_layout import find_tasks
+
+    folder = Path(os.path.abspath(Path(tasks).expanduser()))
+    found: dict[str, Path | str] = {**find_tasks(folder)} if folder.is_dir() else {}
+    if suite is not None:
+        return {row.folder: found[row.folder] for row in suite.rows if row.folder in found}
+    if not found and (folder / "tasks").is_dir():
+        raise ValueError(f"--tasks {tasks} holds no task folders; try --tasks {Path(tasks) / 'tasks'}.")
+    if not found:
+        find_files(tasks)  # says so if there is nothing
+        found[folder.name] = tasks
+    return found
+
+
+def _selected(folders: dict[str, Path | str], select: str | None) -> dict[str, Path | str]:
+    if select is None:
+        return folders
+    names = [name.strip() for name in select.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in folders] if names else [select]:
+        there = ", ".join(folders) or "none"
+        raise ValueError(f"--select {unknown[0]}: there is no such task; there are {there}.")
+    return {name: folders[name] for name in names}
+
+
+def _results_folder(model: str) -> Path:
+    from fastclip.run.folder import RESULTS, is_run
+
+    folder = Path(model).expanduser()
+    if is_run(folder):
+        return (folder / RESULTS).parent
+    return Path("evaluations") / Path(os.path.abspath(folder)).name
+
+
+def _score_all(
+    model: str,
+    folders: dict[str, Path | str],
+    pretrained: str | None,
+    checkpoint: Literal["last", "best"],
+    out: Path,
+    precision: str,
+    batch_size: int,
+    workers: int,
+) -> list[Result] | None:
+    """Results in the order of tasks, on worker 0."""
+    import torch
+
+    from fastclip.distributed.world import join_world, silence_other_ranks
+    from fastclip.evaluation.feature_cache import model_key
+    from fastclip.evaluation.features import Encoder
+    from fastclip.evaluation.run_tasks import evaluate
+    from fastclip.run.load import load_towers
+    from fastclip.run.results import append_result, read_results
+
+    with join_world() as world:
+        silence_other_ranks(world)
+        autocast = None if precision == "float32" else getattr(torch, precision)
+        towers = load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=world.device)
+        encoder = Encoder(towers, world, batch_size=batch_size, workers=workers, autocast=autocast)
+        file = out / "results.jsonl"
+        if world.is_main:
+            out.mkdir(parents=True, exist_ok=True)
+        done = world.agree(read_results(file))
+        results = []
+        with ExitStack() as bars:
+
+            def bar(name: str) -> Callable[[int, int], None]:
+                return bars.enter_context(progress(name, "images"))
+
+            show = bar if world.is_main else None
+            for result in evaluate(folders, encoder, model_key(towers, autocast), done=done, progress=show):
+                bars.close()
+                results.append(result)
+                if world.is_main and done.get(result.key) != result:
+                    append_result(file, result)
+        return results if world.is_main else None
+
+
+def _report(results: list[Result], suite: Suite | None, missing: list[str], json: bool) -> None:
+    """Print the results; what could not be scored is an error in the end."""
+    values = {result.task: result.value for result in results if result.value is not None}
+    (_print_json if json else _print_table)(results, suite.means(values) if suite else None, missing)
+    if failed := [result.task for result in results if result.error]:
+        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
+
+
+def _print_json(results: list[Result], means: list[Mean] | None, missing: list[str]) -> None:
+    found: dict = {"results": [asdict(result) for result in results]}
+    if means is not None:
+        found["means"] = [mean._asdict() | {"partial": mean.partial} for mean in means]
+        found["missing"] = missing
+    print(json_module.dumps(found, indent=2))
+
+
+def _print_table(results: list[Result], means: list[Mean] | None, missing: list[str]) -> None:
+    from rich.table import Column, Table
+
+    images, percent = (Column(name, justify="right", no_wrap=True) for name in ("images", "%"))
+    columns = Column("task", overflow="fold"), images, Column("measure", no_wrap=True), percent
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for result in results:
+        used = f"{result.images - result.unusable:,}" if result.images else "–"
+        value = "–" if result.value is None else f"{100 * result.value:.2f}"
+        table.add_row(result.task, used, result.measure or "not scored", value)
+    console().print(table)
+    for result in results:
+        if result.unusable:
+            print(f"{result.task}: {result.unusable:,} images could not be used, and were left out")
+        if result.error:
+            print(f"{result.task}: {result.error}")
+    if means is not None:
+        print("", *means, sep="\n")
+    if missing:  # of a suite
+        print(f"missing: {', '.join(missing)}")
+
+
+def _print_list(folders: dict[str, Path | str], missing: list[str], json: bool) -> None:
+    if json:
+        print(json_module.dumps({"present": [*folders], "missing": missing}, indent=2))
+        return
+    for name, folder in folders.items():
+        print(f"present  {name:43s}  {folder}")
+    for name in missing:
+        print(f"missing  {name}")
+    if missing:
+        print("docs/evaluation.md says how to get them.")

@@ -1,0 +1,240 @@
+"""A study in figures, in the paper's form: mean (sd) over seeds, the best, and the gain over the baseline.
+
+Everything here is plain data as `--json` prints it, shares of 1 and not percent; `rendering` writes it for
+people. Equal captions are counted here too: a contrastive loss takes the one for a negative of the other.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Callable
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from pandas import DataFrame
+from scipy.special import gammaln
+
+from fastclip.config.options import TrainConfig, from_dict, whole_batches
+from fastclip.data.images import UnusableSample
+from fastclip.data.manifest import Manifest, Place, open_manifest
+from fastclip.data.order import Order
+from fastclip.run.folder import Run
+from fastclip.terminal import console, progress
+from fastclip.tools.study.arms import find_baselines, shown_options
+from fastclip.tools.study.learning_curves import effort_to_match, main_measures, points
+from fastclip.tools.study.measures import Scores, paired_difference, read_scores, summarise
+from fastclip.tools.study.rendering import for_terminal
+from fastclip.tools.study.study_state import StudyState, read_study
+from fastclip.tools.study.tune import read_trials
+
+MOST_PAIRS = 5_000_000
+_AT_ONCE = 1 << 20  # places in the order of a run that are looked at together
+Baselines = dict[str, str | None]
+
+
+def print_study(out: Path, json: bool = False) -> None:
+    """Show a study's tables, as far as its runs have come."""
+    tables = study_tables(read_study(out))
+    if json:
+        print(json_module.dumps(tables, indent=2))
+        return
+    for part in for_terminal(tables):
+        console().print(part, markup=False) if isinstance(part, str) else console().print(part)
+
+
+def study_tables(state: StudyState, scores: Scores | None = None) -> dict[str, Any]:
+    """Read the study's runs and put their scores together; what is not there is told under "missing"."""
+    scores, baseline = scores or read_scores(state), state.study.baseline
+    baselines, missing = find_baselines(state.arms, baseline), list(scores.missing)
+    if baseline and not any(baselines.values()):
+        missing.append(
+            f"No arm can be compared with the baseline ({shown_options(baseline)}): it takes one arm with "
+            "these values and another that differs in nothing else that is varied."
+        )
+    if scores.frame.empty:
+        missing.append("There are no scores yet: no run has finished with an evaluation or tasks.")
+    return {
+        "study": state.folder.resolve().name,
+        "seeds": len(state.study.seeds),
+        "arms": [asdict(arm) for arm in state.arms],
+        "measures": [
+            {"name": name, "kind": kind, "about": found.about.iloc[0], "partial": found.partial.iloc[0]}
+            | {"rows": _rows(found, baselines, len(state.study.seeds))}
+            for (kind, name), found in scores.frame.groupby(["kind", "measure"], sort=False)
+        ],
+        "effort": _effort(scores, baselines),
+        "tuning": read_trials(state.folder, missing),
+        "equal_captions": _captions(scores, missing),
+        "missing": missing,
+    }
+
+
+def _rows(scores: DataFrame, baselines: Baselines, seeds: int) -> list[dict]:
+    """An arm's figures of one measure, for each arm."""
+    known, rows = scores.dropna(subset="value").groupby("arm"), []
+    values = {arm: dict(zip(found.seed, map(float, found.value), strict=True)) for arm, found in known}
+    for name, baseline in baselines.items():
+        own, against = values.get(name, {}), values.get(baseline or "", {})
+        summary, difference = summarise(own.values()) if own else None, paired_difference(own, against)
+        improvement = summary["mean"] - fmean(against.values()) if summary and against else None
+        if difference is not None and own.keys() == against.keys():
+            improvement = difference["mean"]  # the same number: or the two could be rounded apart
+        rows.append(
+            {
+                "arm": name,
+                "summary": summary,  # None if no seed has a score
+                "missing": seeds - len(own),  # seeds of the study that have none
+                "baseline": baseline,  # None if there is none, or it is one itself
+                "improvement": improvement,  # of the means, over all seeds that each has
+                "difference": difference,  # seed by seed, over those that both have
+                "best": False,
+                "values": {str(seed): value for seed, value in own.items()},
+            }
+        )
+    _mark_best(rows)
+    return rows
+
+
+def _mark_best(rows: list[dict]) -> None:
+    """Within each baseline and the arms that are compared with it; or among all, where there is none.
+
+    Arms that lack seeds do not take part.
+    """
+    compared = any(row["baseline"] for row in rows)
+    for row in rows:
+        own = row["baseline"] or row["arm"]
+        circle = [one for one in rows if not compared or (one["baseline"] or one["arm"]) == own]
+        whole = [one["summary"]["mean"] for one in circle if not one["missing"]]
+        row["best"] = len(circle) > 1 and not row["missing"] and row["summary"]["mean"] == max(whole)
+
+
+def _effort(scores: Scores, baselines: Baselines) -> dict:
+    """What it took arms to come to their baseline's final score, where 1 is what it took the baseline.
+
+    The mean over seeds; None unless all of them reached it, for those that did are the lucky ones.
+    """
+    rows, measure = [], next(iter(main_measures(scores.all_runs)), "")
+    for arm, baseline in baselines.items():
+        own, theirs = scores.runs[arm], scores.runs.get(baseline or "", {})
+        seeds = sorted(own.keys() & theirs.keys()) if measure else []
+        if not seeds:
+            continue
+        found = [effort_to_match(points(own[seed], measure), points(theirs[seed], measure)) for seed in seeds]
+        samples = [effort[0] for effort in found if effort is not None]
+        seconds = [effort[1] for effort in found if effort is not None and effort[1] is not None]
+        means = [fmean(known) if len(known) == len(seeds) else None for known in (samples, seconds)]
+        rows.append(
+            {"arm": arm, "baseline": baseline, "samples": means[0], "seconds": means[1]}
+            | {"reached": len(samples), "seeds": len(seeds)}
+        )
+    return {"measure": measure, "rows": rows}
+
+
+def _captions(scores: Scores, missing: list[str]) -> list[dict]:
+    """How often equal captions meet in the batches of each arm's first seed.
+
+    Runs with the same data, batch, epochs and order share a count.
+    """
+    counted: dict[str, dict | None] = {}
+    rows = []
+    for arm, runs in scores.runs.items():
+        if not runs:
+            continue
+        try:
+            config = _order_of(runs[min(runs)])
+            data = [config.data.train, config.data.shuffle, config.data.window]
+            key = json_module.dumps([data, config.batch.size, config.epochs, config.seed])
+            if key not in counted:
+                with progress("counting equal captions", "captions") as update:
+                    counted[key] = equal_captions(config, update)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            sentence = f"How often equal captions meet in a batch is not known: {error}"
+            missing += [] if sentence in missing else [sentence]
+            continue
+        if (found := counted[key]) is not None:
+            rows.append({"arm": arm, "batch": config.batch.size, "found": found})
+    return rows
+
+
+def _order_of(run: Run) -> TrainConfig:
+    """As much of a run's config as its batches depend on, from its checkpoint."""
+    saved = run.metadata["config"]
+    known = {"data": saved.get("data", {}), "seed": saved.get("seed", 0)}
+    return from_dict(known | {name: saved[name] for name in ("epochs", "batch")})
+
+
+def equal_captions(
+    config: TrainConfig, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any] | None:
+    """Counted exactly, over the very batches of the run; None for collections of over 5 million pairs.
+
+    `actual` is the share of the samples of a global batch that have another one with their caption in it, the
+    mean over all steps of the run; `expected` the same share where each batch is drawn by chance; `repeated`
+    the share of the collection's `samples` whose caption others have too; `captions` are different ones.
+    """
+    data = config.data
+    if data.train is None:
+        raise ValueError("data.train is missing: there are no captions to count.")
+    manifest = open_manifest(data.train, image_column=data.image_column, caption_column=data.caption_column)
+    if len(manifest) > MOST_PAIRS:
+        return None
+    code_n = caption_codes(manifest, progress)
+    n, batch = len(manifest), config.batch.size
+    steps = whole_batches(config.epochs, n, batch)
+    # The order is one stream: k batches are one batch k times as large
+    together = max(1, min(steps, _AT_ONCE // batch))
+    order = Order(n, together * batch, config.seed, data.shuffle, manifest.block_ends(), data.window)
+    met = 0
+    for first in range(0, steps, together):
+        code_sB = code_n[order.global_batch(first // together).ids].reshape(together, batch)
+        met += count_equal(code_sB[: steps - first])
+    size_c = np.bincount(code_n)
+    shares = {"actual": met / (steps * batch), "expected": expected_share(size_c, batch)}
+    repeated = float(size_c[size_c > 1].sum() / n)
+    return shares | {"repeated": repeated, "captions": len(size_c), "samples": n}
+
+
+def caption_codes(manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> np.ndarray:
+    """A number for each sample: equal for equal captions, as training reads them."""
+    seen: dict[bytes, int] = {}
+    code_n = np.empty(len(manifest), dtype=np.int64)
+    for sample in range(len(manifest)):
+        try:
+            caption = manifest.caption_at(Place(*manifest.rows[sample].item()))
+        except UnusableSample:  # empty: another sample takes its place, and nobody shares it
+            caption = f"\0{sample}"
+        code_n[sample] = seen.setdefault(blake2b(caption.encode(), digest_size=16).digest(), len(seen))
+        if progress is not None and sample % 4096 == 0:
+            progress(sample, len(manifest))
+    return code_n
+
+
+def count_equal(code_sB: np.ndarray) -> int:
+    """Samples that have another one with their code in the same row."""
+    ordered = np.sort(code_sB, axis=1)
+    same = ordered[:, 1:] == ordered[:, :-1]
+    edge = np.zeros((len(ordered), 1), dtype=bool)
+    return int((np.hstack([same, edge]) | np.hstack([edge, same])).sum())
+
+
+def expected_share(size_c: np.ndarray, batch: int) -> float:
+    """Of a batch drawn by chance from captions that have so many samples each.
+
+    The others of a sample with c of its caption are batch − 1 draws from the rest; C(n−c, B−1) / C(n−1, B−1)
+    is the chance that none of its c − 1 likes is among them.
+    """
+    n = int(size_c.sum())
+    sizes, counts = np.unique(size_c, return_counts=True)
+    possible = n - sizes >= batch - 1
+    log_none = _log_choose(n - sizes[possible], batch - 1) - _log_choose(np.array(n - 1), batch - 1)
+    none = np.zeros(len(sizes))
+    none[possible] = np.exp(log_none)
+    return float((sizes * counts * (1 - none)).sum() / n)
+
+
+def _log_choose(n: np.ndarray, k: int) -> np.ndarray:
+    return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)

@@ -1,0 +1,173 @@
+"""The model card: README.md of an exported folder, for people and for the Hugging Face Hub.
+
+The words are in card.md; here are the values. They describe the very checkpoint that was exported, and leave
+out the folders of the machine: the card is made to be published.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from fastclip.config.resolved import resolve_again
+from fastclip.evaluation.feature_cache import model_key
+from fastclip.evaluation.suites import DEFAULT_MEASURE, measure_of
+from fastclip.model import LOCAL_DIR, TwoTowers
+from fastclip.run.folder import METRICS, RESULTS, read_metadata
+from fastclip.run.metrics_file import read_metrics
+from fastclip.run.results import read_results
+from fastclip.text import duration
+
+log = logging.getLogger(__name__)
+_PRECISIONS = {None: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of `fastclip eval`
+
+
+class Score(NamedTuple):
+    """One number of the card."""
+
+    dataset: str
+    kind: str  # of the task, as in evaluation.layout
+    measure: str
+    value: float
+    note: str = ""
+
+
+def model_card(run: Path, checkpoint: Path, model: TwoTowers, tau: float | None) -> str:
+    """The card of the model of one checkpoint.
+
+    Args:
+        run: the run's folder, where its scores are.
+        checkpoint: the folder of the checkpoint that the model is of.
+        tau: the temperature; None where the model learned it itself.
+    """
+    metadata = read_metadata(checkpoint)
+    name = run.expanduser().resolve().name
+    measured, trained = _scores_of_tasks(run, model), _scores_in_training(run, metadata)
+    card = ModelCard.from_template(
+        _head(name, metadata["config"], measured + trained),
+        template_path=str(Path(__file__).with_name("model_card.md")),
+        name=name,
+        metadata=metadata,
+        config=metadata["config"],
+        towers=model,
+        parameters=sum(parameter.numel() for parameter in model.clip.parameters()) / 1e6,
+        measured=measured,
+        trained=trained,
+        tau=math.exp(-float(model.clip.logit_scale.detach())) if tau is None else tau,
+        **_training(metadata),
+    )
+    return f"{card}\n"
+
+
+def _head(name: str, config: dict, scores: list[Score]) -> ModelCardData:
+    """What the hub reads: the library, the kind of model, and the scores in its own schema."""
+    results: dict[tuple[str, str], EvalResult] = {}
+    for score in scores:
+        task = "image-text-retrieval" if score.kind == "retrieval" else "zero-shot-image-classification"
+        result = EvalResult(
+            task_type=task,
+            task_name=task.replace("-", " "),
+            dataset_type=re.sub(r"[^\w.-]+", "-", score.dataset),  # a slash would name a set of the hub
+            dataset_name=score.dataset,
+            metric_type="accuracy" if score.measure == "acc1" else score.measure,
+            metric_name=score.measure,
+            metric_value=round(score.value, 4),
+        )
+        results.setdefault((score.dataset, score.measure), result)
+    return ModelCardData(
+        library_name="open_clip",
+        pipeline_tag="zero-shot-image-classification",
+        tags=["clip", "fastclip", config["algorithm"]],
+        datasets=[path for path in map(_hub_id, _paths(config["data"]["train"])) if path] or None,
+        model_name=name if results else None,
+        eval_results=list(results.values()) or None,
+    )
+
+
+def _scores_of_tasks(run: Path, model: TwoTowers) -> list[Score]:
+    """What `fastclip eval` found of these very weights; those of another checkpoint are passed over."""
+    results = list(read_results(run / RESULTS).values())
+    if not results:
+        return []
+    keys = {model_key(model, autocast): name for autocast, name in _PRECISIONS.items()}
+    found = {}
+    for result in results:  # float32 is the number that counts, whenever it was measured
+        precision = keys.get(result.model)
+        note = "" if precision == "float32" else f"measured in {precision}"
+        if result.value is None or precision is None or (note and result.task in found):
+            continue
+        left_out = f"{result.unusable:,} of {result.images:,} images could not be used"
+        notes = [note] * bool(note) + [left_out] * bool(result.unusable)
+        found[result.task] = Score(result.task, result.kind, result.measure, result.value, "; ".join(notes))
+    if not found:
+        log.info("%s/evaluation has scores of other weights only: they stay out of the card.", run)
+    return sorted(found.values())
+
+
+def _scores_in_training(run: Path, metadata: dict) -> list[Score]:
+    """The evaluation at the checkpoint's own step: recalls of the pairs, and each task's own measure."""
+    file = run / METRICS
+    records = read_metrics(file) if file.exists() else []
+    at_step = [r["evaluation"] for r in records if r.get("step") == metadata["step"] and "evaluation" in r]
+    scores = {name: value for name, value in (at_step[-1] if at_step else {}).items() if value is not None}
+    pairs = ", ".join(_names(metadata["config"]["evaluate"].get("pairs"))) or "held-out pairs"
+    of_pairs = [name for name in scores if "/" not in name and name != "tasks_mean"]
+    found = [Score(pairs, "retrieval", name, scores[name]) for name in of_pairs]
+    for task in dict.fromkeys(name.rpartition("/")[0] for name in scores if "/" in name):
+        kind = next((kind for kind in DEFAULT_MEASURE if f"{task}/{DEFAULT_MEASURE[kind]}" in scores), None)
+        if kind is not None and (value := scores.get(f"{task}/{measure_of(task, kind)}")) is not None:
+            found.append(Score(task, kind, measure_of(task, kind), value))
+    return found
+
+
+def _training(metadata: dict) -> dict[str, Any]:
+    """What the checkpoint's metadata do not say in so many words."""
+    config, train = metadata["config"], metadata["config"]["data"]["train"]
+    resolved = resolve_again(config)
+    name, pretrained = config["model"]["name"].removeprefix(LOCAL_DIR), config["model"].get("pretrained")
+    return {
+        "architecture": Path(name).stem if name.endswith(".json") else Path(name).name,
+        "pretrained": Path(pretrained).name if pretrained else None,
+        "loss": resolved.loss,
+        "optim": resolved.optim,
+        "time": duration(metadata["elapsed"]),
+        "versions": metadata["versions"] | {"open_clip": version("open_clip_torch")},
+        "trained_on": " and ".join(f"`{name}`" for name in _names(train)),
+        "licences": any((folder / "LICENSES.md").is_file() for folder in _folders(train)),
+    }
+
+
+def _folders(paths: list[str] | str) -> list[Path]:
+    """Where a collection may keep its papers: in the folder of the pairs, or beside it."""
+    plain = [Path(re.split(r"[^/]*[*?\[{]", path)[0]) for path in _paths(paths)]
+    return [folder for path in plain for folder in (path, path.parent)]
+
+
+def _names(paths: list[str] | str | None) -> list[str]:
+    """What people call these data: a set of the hub, or the last part of a path that says something."""
+    home = os.path.basename(os.path.expanduser("~"))
+    dull = {"", "train", "test", "val", "validation", "data", "images", "shards", home}
+    found = []
+    for path in _paths(paths):
+        parts = re.sub(r"^\w+://[^/]*/", "", path).split("?")[0].split("/")  # without a host, or who logs in
+        telling = [part for part in parts if part not in dull and not any(sign in part for sign in "*[{")]
+        found.append(_hub_id(path) or (telling[-1] if telling else parts[-1] or "unnamed data"))
+    return list(dict.fromkeys(found))
+
+
+def _hub_id(path: str) -> str | None:
+    """OWNER/NAME of hf://datasets/OWNER/NAME/…"""
+    match = re.match(r"hf://datasets/([^/@]+/[^/@]+)", path)
+    return match[1] if match else None
+
+
+def _paths(paths: list[str] | str | None) -> list[str]:
+    return [paths] if isinstance(paths, str) else list(paths or [])

@@ -1,0 +1,113 @@
+"""Kept features: the same as encoded ones, and never those of another model, another image or half a file."""
+
+import logging
+import shutil
+
+import pytest
+import torch
+
+from fastclip.distributed.world import World
+from fastclip.evaluation.feature_cache import cached_features, model_key
+from fastclip.evaluation.features import Encoder
+from fastclip.evaluation.task_layout import open_task
+from fastclip.run.load import load_towers
+from tests.evaluation import replica
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory):
+    return load_towers(replica.tiny_export(tmp_path_factory.mktemp("export")))
+
+
+@pytest.fixture
+def encoder(towers):
+    return CountingEncoder(towers, World.alone(), batch_size=8)
+
+
+class CountingEncoder(Encoder):
+    encoded = 0
+
+    def images(self, pictures, progress=None):
+        self.encoded += 1
+        return super().images(pictures, progress)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Ten pictures of two classes; the third is broken."""
+    for i in range(10):
+        path = tmp_path / "photos" / ("cat", "dog")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(replica.png(i)[: 60 if i == 2 else None])
+    return open_task("photos", tmp_path / "photos")
+
+
+def test_kept_features_are_those_that_were_encoded(encoder, photos, tmp_path):
+    first = cached_features(photos, encoder, tmp_path / "f.safetensors", "key")
+    second = cached_features(photos, encoder, tmp_path / "f.safetensors", "key")
+    assert encoder.encoded == 1
+    assert torch.equal(first.image_bd, second.image_bd)
+    assert torch.equal(first.kept_b, second.kept_b)
+    assert first.bad == second.bad
+    assert [bad.file for bad in second.bad] == [str(tmp_path / "photos" / "cat" / "2.png")]
+    assert [path.name for path in tmp_path.iterdir()].count("f.safetensors") == 1
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_another_key_replaces_them(encoder, photos, tmp_path):
+    for key in ("one", "two", "two"):
+        cached_features(photos, encoder, tmp_path / "f.safetensors", key)
+    assert encoder.encoded == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_broken_file_is_told_and_made_again(encoder, photos, tmp_path, caplog, content):
+    file = tmp_path / "f.safetensors"
+    file.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        cached_features(photos, encoder, file, "key")
+    assert f"{file} is broken" in caplog.text
+    cached_features(photos, encoder, file, "key")
+    assert encoder.encoded == 1
+
+
+def test_where_nothing_can_be_written_the_features_are_still_given(encoder, photos, tmp_path, caplog):
+    (tmp_path / "file").write_text("no folder")
+    found = cached_features(photos, encoder, tmp_path / "file" / "f.safetensors", "key")
+    assert len(found.image_bd) == 9
+    assert "could not be kept" in caplog.text
+
+
+def test_the_key_of_a_model_is_that_of_what_features_depend_on(towers, tmp_path):
+    again = load_towers(replica.tiny_export(tmp_path / "again"))
+    key = model_key(towers, None)
+    assert model_key(again, None) == key
+    assert model_key(again, torch.bfloat16) != key
+    with torch.no_grad():
+        again.clip.logit_scale.add_(1)  # the temperature changes no feature
+        assert model_key(again, None) == key
+        again.clip.visual.conv1.weight[0, 0, 0, 0] += 1e-3
+    assert model_key(again, None) != key
+    other = load_towers(replica.tiny_export(tmp_path / "other"))
+    other.clip.visual.preprocess_cfg["mean"] = (0.1, 0.2, 0.3)
+    assert model_key(other, None) != key
+
+
+def test_images_have_one_fingerprint_whatever_is_asked_of_them(tmp_path):
+    folder = replica.write_classification(tmp_path / "task", 1)
+    before = open_task("task", folder)
+    (folder / "zeroshot_classification_templates.txt").write_text("a {c}\n")
+    after = open_task("task", folder)
+    assert before.images_fingerprint == after.images_fingerprint
+    assert before.fingerprint != after.fingerprint
+    shutil.copy(folder / "test" / "0.tar", folder / "test" / "1.tar")
+    assert open_task("task", folder).images_fingerprint != after.images_fingerprint
+
+
+def test_the_order_of_images_is_part_of_their_fingerprint(tmp_path):
+    """Cues in another order number the same images differently."""
+    folder = replica.write_winogavil(tmp_path / "winogavil")
+    before = open_task("winogavil", folder)
+    lines = (folder / "associations.jsonl").read_text().splitlines()
+    (folder / "associations.jsonl").write_text("\n".join(reversed(lines)))
+    assert open_task("winogavil", folder).images_fingerprint != before.images_fingerprint
