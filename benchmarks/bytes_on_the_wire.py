@@ -1,7 +1,7 @@
-"""Bytes that each worker sends in a step besides the weights' gradients, against open_clip's ClipLoss.
+"""Bytes that each rank sends per step besides the weights' gradients, compared with open_clip's ClipLoss.
 
-Counted at the c10d calls, with the formulas of ring collectives; the process group is torch's fake one, so
-any number of workers fits into one process.
+Counted at the c10d calls, with the formulas of ring collectives. The process group is torch's fake one, so
+any number of ranks fits into one process.
 """
 
 from __future__ import annotations

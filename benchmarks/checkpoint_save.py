@@ -1,7 +1,7 @@
-"""How long a checkpoint takes, next to a plain write of as many bytes.
+"""Time to save a checkpoint, compared with a plain write of as many bytes.
 
-It holds ViT-B-32, AdamW's moments and the state of 10 million samples. Both are flushed to the disk (fsync),
-in turns, median of the rounds.
+It holds ViT-B-32, AdamW's moments and the state of 10 million samples. Both are flushed to disk (fsync)
+alternately; times are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ SAMPLES = 10_000_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write; a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where to write; default: a temporary folder"
+    )
     arguments = parser.parse_args()
     world = World(0, 1, 0, torch.device("cpu"), None)
     config = resolve(parse(["--config", "cc12m-large", "--precision", "float32"]))

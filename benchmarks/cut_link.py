@@ -1,5 +1,5 @@
-"""A cable pulled in the middle of a run of two hosts: how soon and with what words the job stops, and whether
-it goes on from its checkpoint once the cable is back, to the same end as a run that was left alone.
+"""A cable unplugged during a run of two hosts: how soon and with what message the job stops, and whether it
+resumes from its checkpoint once the cable is back, with the same result as an undisturbed run.
 
 It needs root, iproute2 and the emoji pairs: `fastclip data get emoji`.
 """
@@ -18,8 +18,8 @@ from benchmarks.namespaces import Hosts
 from benchmarks.record import save
 from fastclip.run.metrics_file import read_metrics
 
-TIMEOUT = 20  # seconds that the run waits for a word
-PATIENCE = 60  # seconds more for torchrun to end
+TIMEOUT = 20  # seconds that ranks wait for each other
+GRACE = 60  # seconds more for torchrun to end
 CUT_AFTER = 25  # steps, where checkpoints are 10 apart
 OPTIONS = [
     "--config=emoji",
@@ -36,30 +36,30 @@ OPTIONS = [
 def main() -> None:
     with tempfile.TemporaryDirectory() as name, Hosts(2) as hosts:
         folder = Path(name)
-        whole = _finished(hosts, folder / "whole", folder)
+        undisturbed = _finished(hosts, folder / "undisturbed", folder)
         nodes = hosts.torchrun(_command(folder / "cut"), folder)
         _wait_for_step(CUT_AFTER, folder / "cut", nodes)
         hosts.cut(1)
         start = time.monotonic()
         logs = [folder / f"host{host}.log" for host in range(2)]
-        _wait_until(lambda: all(map(_last_words, logs)), 5 * TIMEOUT)
+        _wait_until(lambda: all(map(_final_message, logs)), 5 * TIMEOUT)
         stopped = time.monotonic() - start
-        said, last = [_last_words(log) for log in logs], max(_losses(folder / "cut"))
-        _wait_until(lambda: all(node.poll() is not None for node in nodes), PATIENCE)
+        messages, last = [_final_message(log) for log in logs], max(_losses(folder / "cut"))
+        _wait_until(lambda: all(node.poll() is not None for node in nodes), GRACE)
         launchers = [node.poll() for node in nodes]
         hosts.stop()
-        hosts.mend(1)
-        mended = _finished(hosts, folder / "cut", folder)
-        again = (folder / "host0.log").read_text()
+        hosts.reconnect(1)
+        resumed = _finished(hosts, folder / "cut", folder)
+        log = (folder / "host0.log").read_text()
     figures = {
         "timeout_s": TIMEOUT,
         "last_step_before_the_cut": last,
         "seconds_until_all_workers_had_stopped": round(stopped, 1),
-        "said": said,
-        f"exit_codes_of_torchrun_within_{PATIENCE}_s": launchers,
-        "went_on_after_step": int(re.findall(r"step (\d+)", again)[0]),
-        "steps": len(mended),
-        "largest_difference_of_a_loss": max(abs(whole[step] - mended[step]) for step in whole),
+        "said": messages,
+        f"exit_codes_of_torchrun_within_{GRACE}_s": launchers,
+        "went_on_after_step": int(re.findall(r"step (\d+)", log)[0]),
+        "steps": len(resumed),
+        "largest_difference_of_a_loss": max(abs(undisturbed[step] - resumed[step]) for step in undisturbed),
     }
     print(json.dumps(figures, indent=1))
     save("cut_link", 0, figures)
@@ -70,7 +70,7 @@ def _command(out: Path) -> list[str]:
 
 
 def _finished(hosts: Hosts, out: Path, logs: Path) -> dict[int, float]:
-    """The losses of a run that is left alone until its end."""
+    """Run to the end; return the losses."""
     hosts.wait(hosts.torchrun(_command(out), logs), logs, 300)
     return _losses(out)
 
@@ -84,21 +84,21 @@ def _losses(out: Path) -> dict[int, float]:
 
 
 def _wait_for_step(step: int, out: Path, nodes: list[subprocess.Popen]) -> None:
-    while not any(found >= step for found in _losses(out)):
+    while not any(done >= step for done in _losses(out)):
         if any(node.poll() is not None for node in nodes):
-            raise SystemExit("The run ended before its cable could be pulled.")
+            raise SystemExit("The run ended before its cable was unplugged.")
         time.sleep(0.1)
 
 
-def _wait_until(true: Callable[[], bool], seconds: float) -> None:
-    """Or until so many seconds have passed."""
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for the condition, at most this many seconds."""
     end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.1)
 
 
-def _last_words(log: Path) -> str:
-    """What fastclip itself said at the end, without torch's part in it and torchrun's own report."""
+def _final_message(log: Path) -> str:
+    """The error that fastclip printed, without torch's part of it and torchrun's own report."""
     ends = (line for line in log.read_text().splitlines() if line.startswith("fastclip train:"))
     return next(ends, "").split(" torch says:")[0]
 

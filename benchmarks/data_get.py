@@ -1,4 +1,4 @@
-"""How long `fastclip data get` takes from nothing: an empty cache, the package fetched anew."""
+"""Time of `fastclip data get` with an empty cache, including the download."""
 
 from __future__ import annotations
 

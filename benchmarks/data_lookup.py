@@ -1,4 +1,4 @@
-"""Speed of the data layer's bookkeeping: looking up a batch among 300 million pairs, indexing shards."""
+"""Speed of the data layer's lookups: finding a batch among 300 million pairs, and indexing shards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fastclip.datasets.resumable_build import write_tar
 ROWS, SHARDS, BATCH, SEED = 300_000_000, 30_000, 5120, 0
 
 
-def _pretend_to_build(part: Path, files: list, stamps: list, columns: tuple, progress: object) -> None:
-    """The manifest of 30,000 shards with 10,000 pairs each."""
+def _fake_build(part: Path, files: list, stamps: list, columns: tuple, progress: object) -> None:
+    """Write the manifest of 30,000 shards with 10,000 pairs each."""
     listed = [{"path": file.path, "kind": "tar", "rows": ROWS // SHARDS} for file in files]
     about = {"pairs": ROWS, "fingerprint": "", "problems": {}, "columns": columns}
     (part / "manifest.json").write_text(json.dumps(about | {"stamps": stamps, "files": listed}))
@@ -31,10 +31,10 @@ def _pretend_to_build(part: Path, files: list, stamps: list, columns: tuple, pro
 
 
 def lookup(folder: Path) -> dict:
-    """Order and manifest rows of global batches; the rows are a sparse file, cached when touched."""
+    """Time the order and manifest rows of global batches; the rows are a sparse file in the page cache."""
     for i in range(SHARDS):
         (folder / f"{i:05d}.tar").touch()
-    with patch("fastclip.data.manifest._build", _pretend_to_build):
+    with patch("fastclip.data.manifest._build", _fake_build):
         open_manifest(str(folder))
     start = perf_counter()
     manifest = open_manifest(str(folder))
@@ -58,7 +58,7 @@ def lookup(folder: Path) -> dict:
 
 
 def indexing(folder: Path, members: int = 60_000) -> dict:
-    """Members a minute of one core: small images, their captions and the JSON that img2dataset adds."""
+    """Tar members per minute on one core: small images, captions and the JSON that img2dataset adds."""
     for shard in range(3):
         files = (
             (f"{shard:05d}{i:05d}.{extension}", bytes(size))

@@ -1,8 +1,8 @@
-"""Images a second and core: decode, augment and tokenise, against open_clip's transform and tokenizer.
+"""Images/s per core: decode, augment and tokenise, compared with open_clip's transform and tokenizer.
 
-640 x 480 JPEGs in tar shards, read by our loader with one worker process and one thread; the cases differ in
-what turns bytes into tensors and captions into tokens. What `finish` takes, the device's work, is told apart;
-so is the difference of `fast` to `exact` in pixels.
+640 x 480 JPEGs in tar shards, read with one loader worker of one thread; the cases differ in the decoder and
+the tokenizer. The time of `finish`, which runs on the device, is reported separately, as is the difference
+between the pixels of `fast` and `exact`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastclip.data.order import Order
 from fastclip.data.tokenize import Tokenizer
 from fastclip.datasets.resumable_build import write_tar
 
-FILES, IMAGES, BATCH, ROUNDS = 256, 1024, 32, 5  # a round is long, as training is: workers start only once
+FILES, IMAGES, BATCH, ROUNDS = 256, 1024, 32, 5  # a round is long, as training is: loader workers start once
 
 
 def photo(rng: np.random.Generator, width: int, height: int) -> bytes:
@@ -35,7 +35,7 @@ def photo(rng: np.random.Generator, width: int, height: int) -> bytes:
     canvas, cells = np.zeros((height, width, 3), np.float32), 2
     while cells < 2 * width:
         noise = rng.normal(size=(max(2, cells * height // width), cells, 4)).astype(np.float32)
-        noise = noise[..., 3:] + 0.35 * noise[..., :3]  # mostly light and dark, some colour
+        noise = noise[..., 3:] + 0.35 * noise[..., :3]  # mostly luminance, some colour
         layers = [Image.fromarray(np.ascontiguousarray(noise[..., c])) for c in range(3)]
         canvas += np.stack([np.asarray(x.resize((width, height), 3)) for x in layers], -1) * cells**-0.45
         cells *= 2
@@ -53,7 +53,7 @@ def photo(rng: np.random.Generator, width: int, height: int) -> bytes:
 
 
 def captions(rng: np.random.Generator, tokenizer, count: int) -> list[str]:
-    """8 to 16 words drawn as in a language: a few often, most seldom."""
+    """Captions of 8 to 16 words with a Zipf distribution: a few are frequent, most are rare."""
     words = [token[:-4] for token in tokenizer.encoder if token.endswith("</w>") and token[:-4].isalpha()]
     words = [word for word in words if word.isascii() and len(word) > 2]
     text = []
@@ -123,19 +123,19 @@ def main() -> None:
     for name, ratio in figures["times_open_clip"].items():
         print(f"{name:18s} {figures['images_per_second'][name]} images/s, {ratio} times open_clip's")
     for name, by_size in figures["differs_from_exact_by"].items():
-        for size, found in by_size.items():
-            print(f"{name} at {size}: mean {found['mean']}, 99 % within {found['p99']}, of 255")
+        for size, by in by_size.items():
+            print(f"{name} at {size}: mean {by['mean']}, 99 % within {by['p99']}, of 255")
     save("decode", seed, figures)
 
 
 def difference(exact: ExactDecoder, fast: FastDecoder, files: list[bytes]) -> dict[str, float]:
-    """Between the two decoders' pixels, in steps of 0..255, four crops of each file."""
+    """The difference between two decoders' pixels, in steps of 0..255, on four crops of each file."""
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in (Augment.mean, Augment.std))
     off = []
     for seed in range(4):
         for file in files:
-            wanted = (exact.train(file, seed) * std + mean).mul(255).round()
-            off.append((wanted - fast.train(file, seed).permute(2, 0, 1)).abs().flatten())
+            expected = (exact.train(file, seed) * std + mean).mul(255).round()
+            off.append((expected - fast.train(file, seed).permute(2, 0, 1)).abs().flatten())
     all_off = torch.cat(off).numpy()
     return {
         "mean": round(float(all_off.mean()), 3),

@@ -1,14 +1,14 @@
-"""Up to four hosts on one machine, with links of limited rate between them: what a step takes and where its
-time goes, by hosts and by rate, for OpenCLIP's loss, for FastCLIP-v3, and for that with float16 features.
-OpenCLIP's stands there twice: as gloo does it, and sending gradients of features at once, as NCCL does.
+"""Step times of up to four hosts on one machine, connected by links of limited rate.
 
-    python -m benchmarks.hosts    # about 40 minutes on 2 cores, which must have nothing else to do
+    python -m benchmarks.hosts    # about 40 minutes on 2 otherwise idle cores
 
-Two models show both ends: under `features` the exchange of features outweighs the gradients of the weights,
-under `weights` their ratio is that of the paper's large setting at 8 nodes. The trainer's own steps run under
-the profiler of `fastclip profile`, with one node of torchrun on each host; a round measures every cell once.
-Beside a measured step stands what the model of `fastclip plan` foretells: a line behind hosts that take what
-these took without a limit.
+It measures where the time goes, by hosts and by rate, for OpenCLIP's loss, for FastCLIP-v3, and for v3 with
+float16 features. OpenCLIP is measured twice: as gloo does it, and sending the gradients of features at once,
+as NCCL does. Two models show both extremes: in `features` the exchange of features outweighs the gradients of
+the weights, in `weights` their ratio is that of the paper's large setting at 8 nodes. The trainer's own steps
+run under the profiler of `fastclip profile`, with one node of torchrun per host; a round measures every cell
+once. Each measured step is compared with the prediction of `fastclip plan` for a line between the same hosts,
+from their times without a limit.
 
 It needs root, iproute2 and the emoji pairs: `fastclip data get emoji`. Processes and namespaces are removed
 whatever happens.
@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from benchmarks.hosts_picture import draw, rate_name
+from benchmarks.hosts_plot import draw, rate_name
 from benchmarks.hosts_worker import CASES, Case
 from benchmarks.namespaces import BURST, LATENCY, Hosts
 from benchmarks.record import RESULTS, save
@@ -36,11 +36,11 @@ from fastclip.tools.profiling.plan import traffic_of
 from fastclip.tools.profiling.traffic import Traffic
 
 HOSTS = (1, 2, 4)
-RATES = (None, 1000, 100)  # Mbit/s of each host's link; None is as fast as the machine
+RATES = (None, 1000, 100)  # Mbit/s of each host's link; None: no limit
 STEPS, WARM_UP = 10, 3
-SLOWEST = 600  # seconds that a launch may take
+TIMEOUT = 600  # seconds per launch
 VISION = {"image_size": 32, "layers": 1, "width": 32, "head_width": 32, "patch_size": 16}
-OPTIONS = [  # two shards and many epochs, for the pictures are decoded on every host
+OPTIONS = [  # two shards and many epochs, as every host decodes all images
     "--config=emoji",
     "--data.train=data/emoji/train/{00000..00001}.tar",
     "--epochs=100",
@@ -54,7 +54,7 @@ TEXT = {"context_length": 8, "vocab_size": 49408, "heads": 1, "layers": 1}
 
 
 class Setting(NamedTuple):
-    """A model with 512 features, and what each host trains on in a step."""
+    """A model with 512 features, and the batch of each host."""
 
     name: str
     text_width: int
@@ -73,7 +73,7 @@ class Setting(NamedTuple):
         return path
 
     def facts(self) -> dict:
-        """All that makes it, but for the number of hosts."""
+        """Everything that defines it, except the number of hosts."""
         return {"model": self.model, "local_batch": self.local_batch, "options": OPTIONS}
 
 
@@ -90,16 +90,16 @@ class Cell(NamedTuple):
     batch: int
     traffic: Traffic
     rounds: list[dict[str, float]]
-    """ms of each part of a step, by the median host."""
+    """ms of each part of a step, of the median host."""
 
     def mean(self, part: str) -> float:
         return fmean(times[part] for times in self.rounds)
 
-    def foretold(self, free: Cell) -> float:
-        """ms of a step on this link, from what the same hosts took on one without a limit."""
+    def predicted(self, free: Cell) -> float:
+        """Predict the ms of a step on this link from the times of the same hosts without a limit."""
         if self.megabits is None:
             return self.mean("total")
-        own = free.mean("communication") / self.traffic.total * 1e6  # ms for a megabyte
+        own = free.mean("communication") / self.traffic.total * 1e6  # ms per megabyte
         return predict_step(
             self.traffic,
             self.hosts,
@@ -115,10 +115,10 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
         for cells in _measured(rounds, Path(folder)):
-            _keep(_figures(cells))
+            _save(_figures(cells))
 
 
-def _keep(figures: dict) -> None:
+def _save(figures: dict) -> None:
     save("hosts", 0, figures)
     (RESULTS / "hosts.md").write_text("\n\n".join([_steps_table(figures), _parts_table(figures)]) + "\n")
     for setting in SETTINGS:
@@ -127,7 +127,7 @@ def _keep(figures: dict) -> None:
 
 
 def _measured(rounds: int, folder: Path) -> Iterator[list[Cell]]:
-    """All cells after each round, which measures every one once: a busy minute falls on all alike."""
+    """Yield all cells after each round, which measures every one once: a busy minute affects all equally."""
     places = [
         (s, hosts, rate) for s in SETTINGS for hosts in HOSTS for rate in RATES if hosts > 1 or not rate
     ]
@@ -149,17 +149,17 @@ def _measured(rounds: int, folder: Path) -> Iterator[list[Cell]]:
 def _profiles(
     setting: Setting, hosts: int, rate: int | None, first: int, folder: Path
 ) -> list[AlgorithmProfile]:
-    """Of all cases in one start, from the `first` on."""
-    words = ["-m", "benchmarks.hosts_worker", str(folder), str(STEPS), str(WARM_UP), str(first)]
+    """Profile all cases in one launch, starting with number `first`."""
+    arguments = ["-m", "benchmarks.hosts_worker", str(folder), str(STEPS), str(WARM_UP), str(first)]
     with Hosts(hosts, rate) as network:
-        nodes = network.torchrun([*words, *_options(setting, hosts, folder)], folder)
-        network.wait(nodes, folder, SLOWEST)
-    found = json.loads((folder / "profiles.json").read_text(encoding="utf-8"))
-    return [AlgorithmProfile.from_dict(profile) for profile in found]
+        nodes = network.torchrun([*arguments, *_options(setting, hosts, folder)], folder)
+        network.wait(nodes, folder, TIMEOUT)
+    profiles = json.loads((folder / "profiles.json").read_text(encoding="utf-8"))
+    return [AlgorithmProfile.from_dict(profile) for profile in profiles]
 
 
 def _options(setting: Setting, hosts: int, folder: Path) -> list[str]:
-    """Of `fastclip train`."""
+    """Options of `fastclip train`."""
     return [
         *OPTIONS,
         f"--model.name={setting.write(folder)}",
@@ -168,17 +168,17 @@ def _options(setting: Setting, hosts: int, folder: Path) -> list[str]:
 
 
 def _traffic(setting: Setting, hosts: int, case: Case, folder: Path) -> Traffic:
-    """What each host sends in a step, as `fastclip plan` counts it."""
+    """Bytes that each host sends per step, as `fastclip plan` counts them."""
     config = case.config(_options(setting, hosts, folder))
     return traffic_of(config, model_size(towers_on_meta(config)), hosts, setting.local_batch)
 
 
 def _figures(cells: list[Cell]) -> dict:
     unlimited = {(c.setting, c.hosts, c.case): c for c in cells if c.megabits is None}
-    found = []
+    rows = []
     for cell in cells:
         free = unlimited[cell.setting, cell.hosts, cell.case]
-        found.append(
+        rows.append(
             {
                 "setting": cell.setting,
                 "hosts": cell.hosts,
@@ -188,7 +188,7 @@ def _figures(cells: list[Cell]) -> dict:
                 "sent": {name: round(getattr(cell.traffic, name)) for name in ("exchange", "weights")},
                 "ms": {part: round(cell.mean(part), 2) for part in PARTS},
                 "rounds": [{part: round(ms, 2) for part, ms in times.items()} for times in cell.rounds],
-                "foretold_ms": None if cell.megabits is None else round(cell.foretold(free), 2),
+                "foretold_ms": None if cell.megabits is None else round(cell.predicted(free), 2),
             }
         )
     return {
@@ -196,22 +196,22 @@ def _figures(cells: list[Cell]) -> dict:
         "warm_up": WARM_UP,
         "settings": {setting.name: setting.facts() for setting in SETTINGS},
         "links": {"burst": BURST, "latency": LATENCY, "threads_a_host": 1},
-        "units": "ms of the median host, mean of rounds; bytes a step sent by one host",
-        "cells": found,
-        "ratios": [_ratio(place, *names, cells) for place in _places(found) for names in RATIOS],
+        "units": "ms of the median host, mean of rounds; bytes per step sent by one host",
+        "cells": rows,
+        "ratios": [_ratio(place, *names, cells) for place in _places(rows) for names in RATIOS],
         "error_of_foretold_steps": {
-            rate_name(rate): {case: _error(found, rate, case) for case in CASES} for rate in RATES if rate
+            rate_name(rate): {case: _error(rows, rate, case) for case in CASES} for rate in RATES if rate
         },
     }
 
 
 def _ratio(place: tuple, case: str, peer: str, cells: list[Cell]) -> dict:
-    """A step's time over the peer's at the same place, round by round; and the bytes that decide it."""
+    """Step time relative to the peer's at the same place, round by round, and the bytes that decide it."""
     setting, hosts, megabits = place
     by_place = {(c.setting, c.hosts, c.megabits, c.case): c for c in cells}
     own, other = by_place[*place, case], by_place[*place, peer]
     ratios = [ours["total"] / theirs["total"] for ours, theirs in zip(own.rounds, other.rounds, strict=True)]
-    foretold = [c.foretold(by_place[setting, hosts, None, c.case]) for c in (own, other)]
+    predicted = [c.predicted(by_place[setting, hosts, None, c.case]) for c in (own, other)]
     weights = other.traffic.weights
     return {
         "setting": setting,
@@ -221,13 +221,13 @@ def _ratio(place: tuple, case: str, peer: str, cells: list[Cell]) -> dict:
         "peer": peer,
         "of_rounds": [round(ratio, 3) for ratio in ratios],
         "median": round(median(ratios), 3),
-        "foretold": None if megabits is None else round(foretold[0] / foretold[1], 3),
+        "foretold": None if megabits is None else round(predicted[0] / predicted[1], 3),
         "openclip_features_over_weights": round(other.traffic.exchange / weights, 3) if weights else None,
     }
 
 
 def _error(cells: list[dict], rate: int, case: str) -> dict[str, float]:
-    """Of what was foretold, relative to what was measured: the mean, and the largest without its sign."""
+    """Relative error of the predictions: the mean, and the largest absolute value."""
     errors = [
         cell["foretold_ms"] / cell["ms"]["total"] - 1
         for cell in cells
@@ -237,7 +237,7 @@ def _error(cells: list[dict], rate: int, case: str) -> dict[str, float]:
 
 
 def _steps_table(figures: dict) -> str:
-    """Each place's steps, and their ratios: the median of the rounds, their range, and as foretold."""
+    """The steps of each place, and their ratios: median and range of the rounds, and the prediction."""
     heads = ["setting", "hosts", "link", "features / weights", *(f"{case}, ms" for case in CASES)]
     heads += [f"{case} / {peer}" for case, peer in RATIOS]
     steps = {(_place(cell), cell["case"]): cell["ms"]["total"] for cell in figures["cells"]}
@@ -246,20 +246,20 @@ def _steps_table(figures: dict) -> str:
     for place in _places(figures["cells"]):
         setting, hosts, megabits = place
         row = [setting, str(hosts), rate_name(megabits) if hosts > 1 else "–"]
-        weighed = ratios[place, *RATIOS[0]]["openclip_features_over_weights"]
+        relative = ratios[place, *RATIOS[0]]["openclip_features_over_weights"]
         row += [
-            "–" if weighed is None else f"{weighed:.2f}",
+            "–" if relative is None else f"{relative:.2f}",
             *(f"{steps[place, case]:.0f}" for case in CASES),
         ]
-        for found in (ratios[place, *names] for names in RATIOS):
-            spread = f"{found['median']:.2f} ({min(found['of_rounds']):.2f}–{max(found['of_rounds']):.2f})"
-            row.append(spread + (f", {found['foretold']:.2f}" if found["foretold"] else ""))
+        for ratio in (ratios[place, *names] for names in RATIOS):
+            spread = f"{ratio['median']:.2f} ({min(ratio['of_rounds']):.2f}–{max(ratio['of_rounds']):.2f})"
+            row.append(spread + (f", {ratio['foretold']:.2f}" if ratio["foretold"] else ""))
         rows.append(row)
-    return _markdown(heads, rows, words=3)
+    return _markdown(heads, rows, texts=3)
 
 
 def _parts_table(figures: dict) -> str:
-    """Where the time goes at the most hosts, as the link becomes slower."""
+    """Where the time goes with the most hosts, as links become slower."""
     most = max(cell["hosts"] for cell in figures["cells"])
     rows = [
         [
@@ -271,21 +271,21 @@ def _parts_table(figures: dict) -> str:
         for cell in figures["cells"]
         if cell["hosts"] == most
     ]
-    return _markdown(["setting", f"{most} hosts", "link", *PARTS.values()], rows, words=3)
+    return _markdown(["setting", f"{most} hosts", "link", *PARTS.values()], rows, texts=3)
 
 
 def _places(cells: list[dict]) -> list[tuple[str, int, int | None]]:
-    """In the order in which they were measured."""
+    """The places in the order of measurement."""
     return list(dict.fromkeys(_place(cell) for cell in cells))
 
 
-def _place(found: dict) -> tuple[str, int, int | None]:
-    return found["setting"], found["hosts"], found["megabits"]
+def _place(row: dict) -> tuple[str, int, int | None]:
+    return row["setting"], row["hosts"], row["megabits"]
 
 
-def _markdown(heads: list[str], rows: list[list[str]], words: int) -> str:
-    """A table whose first columns are words, and the rest numbers."""
-    ruler = ["---"] * words + ["---:"] * (len(heads) - words)
+def _markdown(heads: list[str], rows: list[list[str]], texts: int) -> str:
+    """A table whose first columns are text, and the rest numbers."""
+    ruler = ["---"] * texts + ["---:"] * (len(heads) - texts)
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ruler, *rows))
 
 

@@ -1,8 +1,8 @@
-"""What one host of the test bed runs: the trainer's steps of each case under the profiler, case after case.
+"""The program of one host of the test bed: profile the trainer's steps, case after case.
 
 torchrun … -m benchmarks.hosts_worker OUT STEPS WARM_UP FIRST --config=emoji …    # as hosts.py calls it
 
-FIRST is the number of the case to begin with: who comes first has a cold machine.
+FIRST is the number of the first case, which runs on a cold machine.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from fastclip.tools.profiling.profiler import profile_steps
 
 
 class Case(NamedTuple):
-    """An algorithm and how it exchanges."""
+    """An algorithm and how it communicates."""
 
     algorithm: str
     options: tuple[str, ...] = ()
     at_once: bool = False
-    """Whether gradients of features go back in one exchange, as they do with NCCL."""
+    """Whether gradients of features are sent in one collective, as with NCCL."""
 
     def config(self, options: list[str]) -> TrainConfig:
         return resolve(parse([*options, f"--algorithm={self.algorithm}", *self.options]))
 
 
-PATIENCE = 120  # seconds that a host waits for the others
+TIMEOUT = 120  # seconds to wait for the other hosts
 CASES = {
     "openclip": Case("openclip"),
     "openclip at once": Case("openclip", at_once=True),
@@ -53,24 +53,24 @@ def main() -> None:
     folder, steps, warm_up, first, *options = sys.argv[1:]
     out, profiles, names = Path(folder), [], list(CASES)
     start = int(first) % len(names)
-    with join_world(timeout=PATIENCE) as world:
+    with join_world(timeout=TIMEOUT) as world:
         silence_other_ranks(world)
         for name in names[start:] + names[:start]:
             case = CASES[name]
             config, trace = case.config(options), out / f"trace-{world.rank}.json.gz"
             with gradients_at_once() if case.at_once else nullcontext():
-                worker = profile_steps(config, world, trace, steps=int(steps), warmup=int(warm_up))
-            profiles.append(AlgorithmProfile(name, config.batch.size, world.gather(worker)))
+                rank = profile_steps(config, world, trace, steps=int(steps), warmup=int(warm_up))
+            profiles.append(AlgorithmProfile(name, config.batch.size, world.gather(rank)))
         if world.is_main:
             (out / "profiles.json").write_text(json.dumps([asdict(profile) for profile in profiles]))
 
 
 @contextmanager
 def gradients_at_once() -> Iterator[None]:
-    """All hosts send the gradients of gathered features at the same time, while this lasts.
+    """Inside, all hosts send the gradients of gathered features at the same time.
 
-    With NCCL torch sends them in one reduce-scatter. With gloo it lets one host after another scatter its
-    own while the others wait: as many bytes, up to K times as long. That is gloo's price and not OpenCLIP's.
+    With NCCL torch sends them in one reduce-scatter. With gloo one host after another scatters its own while
+    the others wait: as many bytes, up to K times as long. That is gloo's cost and not OpenCLIP's.
     """
 
     def forward(ctx, group, out: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Kills runs at random moments, again and again, and looks whether they end as if nothing had happened."""
+"""Kills runs at random moments, again and again, and checks that the result is bit-identical."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     kills, seed, figures = parser.parse_args().kills, 0, {}
-    for workers in (1, 2):
+    for ranks in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
-            figures[f"K={workers}"] = kill_again_and_again(Path(folder), workers, kills, Random(seed))
+            figures[f"K={ranks}"] = kill_repeatedly(Path(folder), ranks, kills, Random(seed))
     save("kills", seed, figures)
 
 
-def kill_again_and_again(folder: Path, workers: int, kills: int, random: Random) -> dict:
-    """Kill −9 and resume this often; AssertionError if a bit of the end differs from an undisturbed run."""
-    lab = Lab(folder, epochs=2 * kills)  # 12 steps for each kill, which is more than it can need
+def kill_repeatedly(folder: Path, ranks: int, kills: int, random: Random) -> dict:
+    """Kill and resume this often; AssertionError if the end differs in one bit from an undisturbed run."""
+    lab = Lab(folder, epochs=2 * kills)  # 12 steps per kill, more than it needs
     moments = Counter()
     for number in range(kills):
         moment = random.choice(MOMENTS)
-        lab.start(folder / "run", workers).kill_during(moment, random)
+        lab.start(folder / "run", ranks).kill_during(moment, random)
         moments[moment] += 1
-        print(f"K={workers}: kill {number + 1} of {kills}, during {moment}", flush=True)
-    lab.start(folder / "run", workers).finish(timeout=600)
-    assert_same_run(folder / "run", lab.reference(workers))
+        print(f"K={ranks}: kill {number + 1} of {kills}, during {moment}", flush=True)
+    lab.start(folder / "run", ranks).finish(timeout=600)
+    assert_same_run(folder / "run", lab.reference(ranks))
     steps = metrics(folder / "run")[-1]["step"]
-    print(f"K={workers}: the same end, bit for bit, after {kills} kills and {steps} steps", flush=True)
+    print(f"K={ranks}: bit-identical after {kills} kills and {steps} steps", flush=True)
     return {
-        "algorithm": ALGORITHM[workers],
+        "algorithm": ALGORITHM[ranks],
         "steps": steps,
         "kills": dict(sorted(moments.items())),
         "bit_equal": ["weights", "optimizer", "sample state", "metrics"],

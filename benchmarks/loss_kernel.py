@@ -1,8 +1,8 @@
-"""Time and memory of the loss, forward and backward, against open_clip's ClipLoss.
+"""Time and memory of the loss, forward and backward, compared with open_clip's ClipLoss.
 
-Two situations: one process with the whole batch (b = B), and one worker's share of a larger job (b < B), in
-which the gathered features are at hand before the clock starts: what is measured is computation. ClipLoss
-runs with `local_loss` and `gather_with_grad`, without which its gradients are not those of the global batch.
+Two cases: one process with the whole batch (b = B), and one rank of a larger job (b < B), where the features
+are gathered before the clock starts: only computation is measured. ClipLoss runs with `local_loss` and
+`gather_with_grad`, without which its gradients are not those of the global batch.
 
 Times are medians of interleaved rounds. Memory is the rise of the process's high-water mark during one step,
 read in a subprocess per case.
@@ -32,11 +32,11 @@ from fastclip import GlobalContrastiveLoss
 from fastclip.objective.exchange import Exchange, Pending
 
 D, SEED = 512, 0
-KEPT, RECOMPUTED = 1 << 30, 1 << 21
+KEPT, RECOMPUTED = 1024, 2  # MiB
 
 
 class OneOfMany(Exchange):
-    """Worker 0 of K, without the others: gathered features are given, other gathers repeat its own rows."""
+    """Rank 0 of K, without the others: gathered features are given, other gathers repeat its own rows."""
 
     def __init__(self, K: int, gathered: dict[int, Tensor]):
         self.group, self.world_size, self.rank = None, K, 0
@@ -55,7 +55,7 @@ class OneOfMany(Exchange):
 
 
 def make_step(case: str, b: int, B: int) -> Callable[[], None]:
-    """One forward and backward of this case."""
+    """Return a function that runs one forward and backward of this case."""
     torch.manual_seed(SEED)
     image_Bd, text_Bd = (F.normalize(torch.randn(B, D), dim=-1) for _ in range(2))
     image, text = (x[:b].clone().requires_grad_() for x in (image_Bd, text_Bd))
@@ -63,8 +63,8 @@ def make_step(case: str, b: int, B: int) -> Callable[[], None]:
         return _clip_step(image, text, image_Bd.requires_grad_(), text_Bd.requires_grad_())
     exchange = OneOfMany(B // b, {image.data_ptr(): image_Bd, text.data_ptr(): text_Bd})
     with patch("fastclip.objective.loss.Exchange", lambda group: exchange):
-        tile_bytes = {"kept": KEPT, "recomputed": RECOMPUTED}[case]
-        loss = GlobalContrastiveLoss("fastclip-v3", B, tile_bytes=tile_bytes)
+        tile_mib = {"kept": KEPT, "recomputed": RECOMPUTED}[case]
+        loss = GlobalContrastiveLoss("fastclip-v3", B, tile_mib=tile_mib)
     index = torch.arange(b)
 
     def step() -> None:
@@ -89,16 +89,16 @@ def _clip_step(image: Tensor, text: Tensor, image_Bd: Tensor, text_Bd: Tensor) -
 
 
 def peak_memory(case: str, b: int, B: int) -> dict[str, float]:
-    """Extra memory and time of one step, in a process of its own."""
+    """Extra memory and time of one step, in its own process."""
     command = [sys.executable, "-m", "benchmarks.loss_kernel", "--memory", case, str(b), str(B)]
-    # glibc must give freed memory back at once, or what the set-up freed would hide what the step takes
+    # glibc must return freed memory immediately, or memory freed by the set-up would hide that of the step
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 
 def _measure_memory(case: str, b: int, B: int) -> None:
-    make_step(case, 64, 64 * (B // b))()  # libraries load and set up their own memory
+    make_step(case, 64, 64 * (B // b))()  # libraries load and allocate their own memory
     step = make_step(case, b, B)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark

@@ -1,10 +1,10 @@
-"""Hosts on one machine: network namespaces with a link each to a bridge, whose rate can be limited or cut.
+"""Hosts on one machine: network namespaces, each linked to a bridge; links can be slowed down or cut.
 
     with Hosts(4, megabits=100) as hosts:
         nodes = hosts.torchrun(["-m", "fastclip", "train", "--config", "emoji"], Path("logs"))
 
-Needs root and iproute2 (`ip`, `tc`). Names begin with `fastclip`; whatever an earlier call that was killed
-has left behind is removed first. There is one such network at a time: a second one waits for the first.
+Needs root and iproute2 (`ip`, `tc`). Names begin with `fastclip`; the remains of an earlier call that was
+killed are removed first. There is one such network at a time: a second one waits for the first.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from filelock import FileLock
 
 from fastclip.processes import kill, start
 
-PREFIX = "fastclip"  # of namespaces and of the bridge; a link's name has room for 15 letters
-BURST = "64kb"  # what may pass at once before the rate counts
-LATENCY = "100ms"  # what waits longer than this for its turn is dropped
-LOCK = Path(tempfile.gettempdir()) / f"{PREFIX}-hosts.lock"  # goes with the process that holds it
-PORT = 29500  # where nodes meet, on the first host; every namespace has all ports to itself
+PREFIX = "fastclip"  # of namespaces and the bridge; a link's name has at most 15 letters
+BURST = "64kb"  # passes before the limit applies
+LATENCY = "100ms"  # packets that queue longer are dropped
+LOCK = Path(tempfile.gettempdir()) / f"{PREFIX}-hosts.lock"  # released with the process that holds it
+PORT = 29500  # of the rendezvous on the first host; every namespace has its own ports
 
 
 class Hosts:
-    """Up to 250 hosts that reach each other over one bridge; processes on them end with it.
+    """Up to 250 hosts connected by one bridge; their processes end with the block.
 
-    Inside, SIGTERM ends this process as Ctrl-C does, so that nothing of them stays behind.
+    Inside, SIGTERM ends this process as Ctrl-C does, so everything is cleaned up.
 
     Args:
-        megabits: each link's rate in Mbit/s, both ways; None leaves it as fast as the machine is.
+        megabits: each link's rate in Mbit/s, both ways; None: no limit.
     """
 
     def __init__(self, count: int, megabits: float | None = None):
@@ -73,47 +73,45 @@ class Hosts:
             self._remove()
 
     def start(self, host: int, command: list[str], **options) -> subprocess.Popen:
-        """A process on a host, in a group of its own; it ends with this one, however that ends."""
+        """Start a process on a host, in its own group; it ends with this one, however that ends."""
         process = start([shutil.which("ip"), "netns", "exec", self.names[host], *command], **options)
         self._processes.append(process)
         return process
 
-    def torchrun(self, words: list[str], folder: Path) -> list[subprocess.Popen]:
-        """A node with one worker of one thread on every host, as several machines would be started.
+    def torchrun(self, arguments: list[str], folder: Path) -> list[subprocess.Popen]:
+        """Start a node with one rank of one thread on every host, as on several machines.
 
         Args:
-            words: what torchrun runs, such as ["-m", "fastclip", "train", …].
-            folder: where each node's words go, as hostN.log.
+            arguments: the program of torchrun, such as ["-m", "fastclip", "train", …].
+            folder: where each node's output goes, as hostN.log.
         """
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         started = []
         for host, address in enumerate(self.addresses):
             meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.addresses[0]}:{PORT}"]
-            meeting += ["--rdzv-conf", f"is_host={str(host == 0).lower()}"]  # all have the machine's name
+            meeting += ["--rdzv-conf", f"is_host={str(host == 0).lower()}"]  # all share the machine's name
             node = ["--nnodes", str(self.count), "--nproc-per-node", "1", "--local-addr", address, *meeting]
-            command = [sys.executable, "-m", "torch.distributed.run", *node, *words]
+            command = [sys.executable, "-m", "torch.distributed.run", *node, *arguments]
             with open(folder / f"host{host}.log", "wb") as log:
                 started.append(self.start(host, command, stdout=log, stderr=log, env=environment))
         return started
 
     def wait(self, nodes: list[subprocess.Popen], folder: Path, seconds: float) -> None:
-        """Until all nodes of `torchrun` have ended well; RuntimeError with what one said that did not."""
+        """Wait until all nodes of `torchrun` succeed; raise HostError if one fails or takes too long."""
         deadline = time.monotonic() + seconds
         while True:
             codes = [node.poll() for node in nodes]
             if failed := [host for host, code in enumerate(codes) if code]:
-                raise RuntimeError(f"Host {failed[0]} failed. It said:\n{_end_of_log(folder, failed[0])}")
+                raise HostError(failed[0], "failed", _end_of_log(folder, failed[0]))
             if None not in codes:
                 return
             if time.monotonic() > deadline:
                 slow = codes.index(None)
-                raise RuntimeError(
-                    f"Host {slow} still runs after {seconds:.0f} s. It said:\n{_end_of_log(folder, slow)}"
-                )
+                raise HostError(slow, f"still runs after {seconds:.0f} s", _end_of_log(folder, slow))
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Kill what still runs on the hosts: torchrun's workers are in groups of their own."""
+        """Kill everything that still runs on the hosts: torchrun's ranks have their own process groups."""
         for name in self.names:
             _kill_all(name)
         for process in self._processes:
@@ -122,11 +120,11 @@ class Hosts:
         self._processes.clear()
 
     def cut(self, host: int) -> None:
-        """Pull the plug of a host's link: nothing passes, and nobody is told."""
+        """Unplug a host's link: nothing passes, and no side notices."""
         _ip("link", "set", _outside(host), "nomaster")
 
-    def mend(self, host: int) -> None:
-        """Put the plug back."""
+    def reconnect(self, host: int) -> None:
+        """Plug a host's link in again."""
         _ip("link", "set", _outside(host), "master", PREFIX)
 
     def _remove(self) -> None:
@@ -150,16 +148,24 @@ class Hosts:
             _run("tc", "qdisc", "add", "dev", outside, *limit)
 
 
+class HostError(RuntimeError):
+    """A host that failed or takes too long, with the end of its `log`."""
+
+    def __init__(self, host: int, problem: str, log: str):
+        self.host, self.log = host, log
+        super().__init__(f"Host {host} {problem}. Its log ends with:\n{log}")
+
+
 def check_machine() -> None:
-    """Exit with what is missing, if hosts cannot be made here."""
+    """Exit with a message if hosts cannot be created here."""
     if os.geteuid() != 0:
-        sys.exit("Network namespaces need root: run this as root, or with sudo.")
+        sys.exit("Network namespaces require root: run this as root or with sudo.")
     if not shutil.which("ip") or not shutil.which("tc"):
         sys.exit("`ip` and `tc` are missing: apt-get install iproute2.")
 
 
 def remove_hosts() -> None:
-    """All that is left of any hosts, and what runs on them."""
+    """Remove all hosts, also those of earlier calls, and kill what runs on them."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     for name in (line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")):
         _kill_all(name)
@@ -168,13 +174,13 @@ def remove_hosts() -> None:
     for name in (link["ifname"] for link in json.loads(links)):
         if re.fullmatch(
             rf"{PREFIX}\d*", name
-        ):  # a link may outlive its namespace while a packet is under way
-            with suppress(RuntimeError):  # it went by itself meanwhile
+        ):  # a link may outlive its namespace while a packet is in flight
+            with suppress(RuntimeError):  # it may be gone by now
                 _ip("link", "delete", name)
 
 
 def _kill_all(namespace: str) -> None:
-    """Every process in it, and those that it starts meanwhile."""
+    """Kill every process in it, and those that they start meanwhile."""
     while pids := subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout:
         for pid in pids.split():
             with suppress(ProcessLookupError):
@@ -191,8 +197,8 @@ def _outside(host: int) -> str:
     return f"{PREFIX}{host}"
 
 
-def _ip(*words: str) -> None:
-    _run("ip", *words)
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
 
 
 def _run(*command: str) -> None:

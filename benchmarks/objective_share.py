@@ -1,10 +1,9 @@
-"""What share of a training step the objective takes, over 2 workers of one thread, next to OpenCLIP's loss.
+"""The objective's share of a training step, on 2 ranks of one thread, compared with OpenCLIP's loss.
 
 The objective is everything between features and their gradients: fetching the estimators, gathering
 features, the kernel, writing back; for OpenCLIP its loss with both gathers, forward and backward. As in
 training, the fetch and the image features travel while the encoders run, and only the host's time for
-starting them counts. Workers meet before the loss, so that waiting for the slower one does not count as the
-objective's time.
+starting them counts. The ranks synchronise before the loss, so waiting for the slower one does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from tests.workers import run_workers
+from tests.ranks import run_ranks
 
 from benchmarks.record import save
 from fastclip.config.parse import parse
@@ -22,7 +21,7 @@ from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
 from fastclip.training.build import build_step, build_towers
 
-WORKERS, SEED = 2, 0
+RANKS, SEED = 2, 0
 CASES = {  # local batch, steps
     "emoji": (["--config", "emoji"], 64, 40),
     "ViT-B-32": (["--config", "cc12m-large", "--precision", "float32", "--batch.size", "64"], 32, 2),
@@ -33,15 +32,15 @@ SAMPLES = 20_000
 def main() -> None:
     figures: dict = {}
     for case, (options, local_batch, steps) in CASES.items():
-        found = run_workers(_measure, WORKERS, options, local_batch, steps, timeout=1200)[0]
-        figures[case] = {"local_batch": local_batch, **found}
-        for algorithm, numbers in found.items():
+        measured = run_ranks(_measure, RANKS, options, local_batch, steps, timeout=1200)[0]
+        figures[case] = {"local_batch": local_batch, **measured}
+        for algorithm, numbers in measured.items():
             print(f"{case:9s} {algorithm:12s} {numbers}", flush=True)
     save("objective_share", SEED, figures)
 
 
 def _measure(rank: int, world_size: int, options: list[str], b: int, steps: int) -> dict:
-    """Both algorithms in turn, step by step, so that a busy machine slows both alike."""
+    """Alternate the algorithms step by step, so a busy machine slows both equally."""
     world = World(rank, world_size, rank, torch.device("cpu"), dist.group.WORLD)
     steps_of = {}
     for algorithm in ("fastclip-v3", "openclip"):
@@ -53,19 +52,19 @@ def _measure(rank: int, world_size: int, options: list[str], b: int, steps: int)
             seconds = _step(train_step, step, b, rank)
             if step >= 1:
                 times[name].append(seconds)
-    found = {}
+    figures = {}
     for name, seconds in times.items():
-        objective, whole = (median(column) for column in zip(*seconds, strict=True))
-        found[name] = {
+        objective, total = (median(column) for column in zip(*seconds, strict=True))
+        figures[name] = {
             "objective_ms": round(1000 * objective, 2),
-            "step_ms": round(1000 * whole, 1),
-            "share_percent": round(100 * objective / whole, 2),
+            "step_ms": round(1000 * total, 1),
+            "share_percent": round(100 * objective / total, 2),
         }
-    return found
+    return figures
 
 
 def _step(train_step, step: int, b: int, rank: int) -> tuple[float, float]:
-    """One whole step by hand; the seconds of the objective and of all."""
+    """Run one step by hand; return the seconds of the objective and of the step."""
     size, vocabulary = train_step.towers.image_size, 400
     generator = torch.Generator().manual_seed(1000 * step + rank)
     images = torch.randn(b, 3, size, size, generator=generator)

@@ -1,14 +1,14 @@
-"""The constants of `fastclip plan`, fitted on the paper's tables of step times, and how wrong they are there.
+"""The constants of `fastclip plan`, fitted on the paper's tables of step times, and their errors.
 
-    python -m benchmarks.plan_fit    # seconds; whether network.py's constants are still the fit's
+    python -m benchmarks.plan_fit    # takes seconds; checks that network.py's constants are still the fit's
 
 `paper_times.csv` holds every figure of the eight tables in the paper's appendix as printed, in milliseconds,
-with its standard deviation. Tables go by their labels in the paper; the clusters are `ib` (InfiniBand),
+with its standard deviation. Tables have their labels in the paper; the clusters are `ib` (InfiniBand),
 `slingshot-1` and `slingshot-2`.
 
 Eight numbers are fitted on 48 cells: pace and growth of each of the three clusters, φ and ψ for all. A step
-is predicted from its bytes and from the computation that the same table has for one node. There are two
-errors: that of the fit itself, and that on tables it has not seen, left out one at a time.
+is predicted from its bytes and from the computation on one node in the same table. Two errors are reported:
+of the fit on all tables, and of the fit without the cell's table (leave one out).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Timing(NamedTuple):
     computation: float
     communication: float
     pure: float
-    """Communication while nothing was computed."""
+    """Communication without concurrent computation."""
     overlap: float
     """Communication hidden behind computation."""
     others: float
@@ -81,13 +81,13 @@ def _timing(row: dict[str, str]) -> Timing:
 
 
 def one_node(timing: Timing) -> Timing:
-    """What the same table says of the same algorithm on one node."""
-    wanted = (timing.table, 1, timing.algorithm)
-    return next(t for t in paper_times() if (t.table, t.nodes, t.algorithm) == wanted)
+    """The timing of the same algorithm on one node in the same table."""
+    key = (timing.table, 1, timing.algorithm)
+    return next(t for t in paper_times() if (t.table, t.nodes, t.algorithm) == key)
 
 
 class Fit(NamedTuple):
-    """What the tables say of networks, and of what hides behind computation."""
+    """Fitted networks, and how much communication hides behind computation."""
 
     networks: dict[str, Network]
     hiding: Hiding
@@ -116,10 +116,10 @@ def fit(times: Sequence[Timing]) -> Fit:
     def residuals(x: np.ndarray) -> np.ndarray:
         paces, growths, (of_computation, of_weights) = x[: len(names)], x[len(names) : -2], x[-2:]
         ms_per_megabyte = paces[which] + growths[which] * doublings
-        found = (weights + exchange) * ms_per_megabyte
+        predicted = (weights + exchange) * ms_per_megabyte
         bucketed = weights * but_the_last * ms_per_megabyte
         hidden = np.minimum(of_computation * computation, of_weights * bucketed)
-        return np.concatenate([(found - communication) / total, (found - hidden - pure) / total])
+        return np.concatenate([(predicted - communication) / total, (predicted - hidden - pure) / total])
 
     rough = np.array([median((communication / (weights + exchange))[which == i]) for i in range(len(names))])
     start = np.concatenate([rough, 0.1 * rough, _START])
@@ -132,7 +132,7 @@ def fit(times: Sequence[Timing]) -> Fit:
 
 
 def timed_traffic(timing: Timing) -> Traffic:
-    """What each worker sent in a step of a table, by the formulas for our own; all of it in float32."""
+    """Bytes that each rank sent in a step of a table, by our formulas, all in float32."""
     setting = SETTINGS[timing.recipe]
     return step_traffic(
         timing.algorithm,
@@ -144,7 +144,7 @@ def timed_traffic(timing: Timing) -> Traffic:
 
 
 def _inside(network: str, times: Sequence[Timing]) -> float:
-    """ms for a megabyte between the GPUs of one node."""
+    """ms per megabyte between the GPUs of one node."""
     alone = [t for t in times if t.network == network and t.nodes == 1]
     return median(t.communication / timed_traffic(t).total * 1e6 for t in alone)
 
@@ -204,19 +204,19 @@ def _predicted(timing: Timing, fit: Fit) -> StepTime:
 
 
 def ratio_table() -> list[Ratio]:
-    """The model's ratio FastCLIP-v3 / OpenCLIP against the 24 that were measured."""
-    found = {(c.timing.table, c.timing.nodes, c.timing.algorithm): c for c in error_table()}
+    """The model's ratio FastCLIP-v3 / OpenCLIP against the 24 measured ones."""
+    cells = {(c.timing.table, c.timing.nodes, c.timing.algorithm): c for c in error_table()}
     ratios = []
-    for (table, nodes, algorithm), v3 in found.items():
+    for (table, nodes, algorithm), v3 in cells.items():
         if algorithm == "fastclip-v3":
-            openclip = found[table, nodes, "openclip"]
+            openclip = cells[table, nodes, "openclip"]
             pairs = ((v3.timing, openclip.timing), (v3.seen, openclip.seen), (v3.unseen, openclip.unseen))
             ratios.append(Ratio(table, nodes, *(ours.total / theirs.total for ours, theirs in pairs)))
     return ratios
 
 
 def model_errors() -> ModelErrors:
-    """The error of the step's time on tables it has seen and on those it has not; the same of the ratio."""
+    """Errors of the step time and of the ratio, on tables that the fit has seen and on unseen ones."""
     ratios = ratio_table()
     return ModelErrors(
         _size([c.seen_error for c in error_table()]),
@@ -232,8 +232,8 @@ def _size(errors: list[float]) -> ErrorSize:
 
 
 def differences() -> list[str]:
-    """Constants of network.py that are not the fit's, each with both values."""
-    found = []
+    """Constants of network.py that differ from the fit, each with both values."""
+    different = []
     for ours, theirs, name in (
         *((CLUSTERS[name], network, f'CLUSTERS["{name}"]') for name, network in fitted().networks.items()),
         (HIDING, fitted().hiding, "HIDING"),
@@ -242,12 +242,12 @@ def differences() -> list[str]:
         for part in theirs._fields:
             old, new = getattr(ours, part), getattr(theirs, part)
             if old != new and (isinstance(new, str) or not isclose(old, new, rel_tol=TOLERANCE)):
-                found.append(f"{name}.{part} is {old}, the fit says {new}")
-    return found
+                different.append(f"{name}.{part} is {old}, the fit gives {new}")
+    return different
 
 
 def markdown() -> Iterator[str]:
-    """The table of docs/scaling.md: every cell, with the error of both fits."""
+    """The table of docs/scaling.md: every cell, with the errors of both fits."""
     yield (
         "| setting | network | nodes | OpenCLIP, ms | fitted | unseen | v3, ms | fitted | unseen "
         "| v3 / OpenCLIP | fitted | unseen |"
@@ -268,9 +268,11 @@ def markdown() -> Iterator[str]:
 def main() -> None:
     print(f"CLUSTERS = {fitted().networks}\nHIDING = {fitted().hiding}\nERRORS = {model_errors()}\n")
     print("\n".join(markdown()))
-    if found := differences():
-        sys.exit("\n".join(["", "The constants of tools/profiling/network.py are not the fit's:", *found]))
-    print(f"\nThe constants of tools/profiling/network.py are the fit's, within {TOLERANCE:g}.")
+    if different := differences():
+        sys.exit(
+            "\n".join(["", "These constants of tools/profiling/network.py differ from the fit:", *different])
+        )
+    print(f"\nThe constants of tools/profiling/network.py agree with the fit within {TOLERANCE:g}.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keeps a benchmark's figures under results/ with what made them: command, date, versions and machine."""
+"""Saves a benchmark's figures under results/ with the command, date, versions and machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def save(name: str, seed: int | list[int], figures: dict, command: str | None = None) -> None:
-    """Write results/NAME.json, aside first, so that an interrupted run leaves the old figures whole."""
+    """Write results/NAME.json atomically: an interrupted run leaves the old figures unchanged."""
     RESULTS.mkdir(exist_ok=True)
     record = {
         "command": command or "python " + " ".join(["-m", f"benchmarks.{name}", *sys.argv[1:]]),
@@ -37,11 +37,11 @@ def save(name: str, seed: int | list[int], figures: dict, command: str | None = 
     part = RESULTS / f"{name}.json.part"
     part.write_text(json.dumps(record, indent=2) + "\n")
     part.rename(RESULTS / f"{name}.json")
-    print(f"kept in results/{name}.json")
+    print(f"saved in results/{name}.json")
 
 
 def interleaved(cases: dict, rounds: int) -> dict[str, float]:
-    """Median seconds of each case; every round runs all of them, so that a busy machine slows all alike."""
+    """Median seconds of each case; every round runs all of them, so a busy machine slows all equally."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for case in cases.values():
         case()

@@ -1,4 +1,4 @@
-"""Memory and time of retrieval among 200,000 images and as many texts, features of 64."""
+"""Memory and time of retrieval with 200,000 images, as many texts and 64 features."""
 
 from __future__ import annotations
 

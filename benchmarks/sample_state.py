@@ -1,4 +1,4 @@
-"""Time to fetch and write back a batch's rows at the size of the paper's largest data set, and memory."""
+"""Time and memory of fetching and writing back a batch's rows, at the size of the paper's largest dataset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
     for name, figure in figures.items():
         print(
             f"{name:14s} fetch + write-back of {rows} rows {figure['milliseconds']} ms, "
-            f"{figure['bytes_per_sample']} bytes a sample"
+            f"{figure['bytes_per_sample']} bytes per sample"
         )
     save("sample_state", seed, figures)
 

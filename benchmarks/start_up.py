@@ -1,4 +1,4 @@
-"""How long `fastclip --help` takes, beside a Python that does nothing."""
+"""Time of `fastclip --help`, compared with a Python that does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps a finished study's figures under results/studies: all numbers as JSON, its tables and its pictures.
+"""Saves a finished study under results/studies: its numbers as JSON, its tables and its plots.
 
     python -m benchmarks.study batch     after fastclip compare --study studies/batch.yaml
 
@@ -19,28 +19,28 @@ from fastclip.tools.study.result_tables import study_tables
 from fastclip.tools.study.study_state import read_study
 
 STUDIES = Path("studies")
-PICTURES = ("against-*.png", "course-mean-recall-1-*.png")  # those that docs/results.md may show
+PICTURES = ("against-*.png", "course-mean-recall-1-*.png")  # docs/results.md may show these
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Keep a finished study's figures under results/studies.")
+    parser = argparse.ArgumentParser(description="Save a finished study under results/studies.")
     parser.add_argument("name", help="the name of a file in studies/, without .yaml")
     name = parser.parse_args().name
-    folder, kept = STUDIES / name, RESULTS / "studies" / name
+    folder, saved = STUDIES / name, RESULTS / "studies" / name
     state = read_study(folder)
-    undone = [run.folder.name for run in state.runs if run.state != "done"]
-    if undone:
-        raise SystemExit(f"{len(undone)} runs of {folder} are not done: {', '.join(undone[:5])} …")
+    unfinished = [run.folder.name for run in state.runs if run.state != "done"]
+    if unfinished:
+        raise SystemExit(f"{len(unfinished)} runs of {folder} are not done, e.g. {unfinished[0]}.")
     tables = study_tables(state)
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir(parents=True)
+    shutil.rmtree(saved, ignore_errors=True)
+    saved.mkdir(parents=True)
     save(f"studies/{name}/figures", state.study.seeds, tables, _commands(name))
-    (kept / "tables.md").write_text(as_markdown(tables), encoding="utf-8")
+    (saved / "tables.md").write_text(as_markdown(tables), encoding="utf-8")
     page = folder / "report.html"
     report(folder, page)
     for pattern in PICTURES:
-        for picture in sorted(pictures_folder(page).glob(pattern)):
-            shutil.copy(picture, kept)
+        for plot in sorted(pictures_folder(page).glob(pattern)):
+            shutil.copy(plot, saved)
 
 
 def _commands(name: str) -> str:

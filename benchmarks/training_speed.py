@@ -1,6 +1,6 @@
-"""How soon training starts, and how much a second worker brings, with `--config emoji` as users call it.
+"""Time until training starts, and the speed-up of a second rank, with `--config emoji`.
 
-It needs the emoji pairs: `fastclip data get emoji` in the folder that --data names.
+It needs the emoji pairs of `fastclip data get emoji`, in the folder --data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import median
 
 from benchmarks.record import save
 
-BATCHES = (128, 1024)  # the recipe's, and one at which the towers outweigh the weights' gradients
+BATCHES = (128, 1024)  # the recipe's, and one at which the encoders outweigh the weights' gradients
 
 
 def main() -> None:
@@ -39,16 +39,16 @@ def main() -> None:
         first, again = (_seconds_to_first_step(options, folder, name, environment) for name in ("a", "b"))
         speeds: dict[tuple[int, int], list[float]] = {(b, k): [] for b in BATCHES for k in (1, 2)}
         for number in range(arguments.rounds):
-            for (batch, workers), found in speeds.items():
-                name = f"{batch}-{workers}-{number}"
-                found.append(
-                    _speed([*options, "--batch.size", str(batch)], folder, name, workers, environment)
+            for (batch, ranks), measured in speeds.items():
+                name = f"{batch}-{ranks}-{number}"
+                measured.append(
+                    _speed([*options, "--batch.size", str(batch)], folder, name, ranks, environment)
                 )
     figures: dict = {
         "seconds_to_first_step": {"pairs never seen before": round(first, 1), "again": round(again, 1)},
     }
     for batch in BATCHES:
-        one, two = (median(speeds[batch, workers]) for workers in (1, 2))
+        one, two = (median(speeds[batch, ranks]) for ranks in (1, 2))
         figures[f"batch {batch}"] = {
             "samples_per_second": {
                 "1 process of 1 thread": round(one),
@@ -86,10 +86,10 @@ def _seconds_to_first_step(options: list[str], folder: str, name: str, environme
         process.wait()
 
 
-def _speed(options: list[str], folder: str, name: str, workers: int, environment: dict) -> float:
-    """Samples a second of a short run, the median of its records but the first."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    command = [sys.executable, *(launcher if workers > 1 else []), "-m", "fastclip", "train", *options]
+def _speed(options: list[str], folder: str, name: str, ranks: int, environment: dict) -> float:
+    """Samples per second of a short run: the median of its records except the first."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *(launcher if ranks > 1 else []), "-m", "fastclip", "train", *options]
     command += [
         "--out",
         f"{folder}/{name}",

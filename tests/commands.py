@@ -1,7 +1,7 @@
-"""Runs commands and programs of the documents in processes that have imported torch already.
+"""Runs commands and programs of the documents in processes that have already imported torch.
 
-A process is forked from one that has done so: importing takes longer than most of the commands. This module
-is imported in each of them, and imports little itself.
+They are forked from one that has: importing takes longer than most of the commands. This module is imported
+in each of them, and imports little itself.
 """
 
 import multiprocessing
@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 
 from fastclip.config.parse import parse
-from tests.workers import CONTEXT
+from tests.ranks import CONTEXT
 
 
 def run_shell(code, folder):
-    """Run each line; one that fails is told with what it printed."""
+    """Run each line; a failure shows what the line printed."""
     for line in commands(code):
-        words = shlex.split(line, comments=True)
-        work, given = (_fastclip, words[1:]) if words[0] == "fastclip" else (_bash, line)
-        _in_child(work, given, folder, line)
+        program, *arguments = shlex.split(line, comments=True)
+        work, argument = (_fastclip, arguments) if program == "fastclip" else (_bash, line)
+        _in_child(work, argument, folder, line)
 
 
 def run_python(code, folder):
@@ -35,38 +35,38 @@ def run_python(code, folder):
 
 
 def read_options(line, folder):
-    """Whether `fastclip` would take this command; it is told to print its options instead of running.
+    """Check that `fastclip` accepts this command: run it with --print_config.
 
-    What launches it, such as torchrun, is left out. Other commands pass.
+    A launcher such as torchrun is skipped. Other commands pass.
     """
-    words = shlex.split(line, comments=True)
-    if "fastclip" in words:
-        words = words[words.index("fastclip") + 1 :]
-        _in_child(_fastclip, [*words, "--print_config"], folder, line)
+    arguments = shlex.split(line, comments=True)
+    if "fastclip" in arguments:
+        arguments = arguments[arguments.index("fastclip") + 1 :]
+        _in_child(_fastclip, [*arguments, "--print_config"], folder, line)
 
 
 def commands(code):
-    """The lines of a shell block, each whole: one that ends with a backslash goes on in the next."""
+    """The commands of a shell block; a line that ends with a backslash continues in the next."""
     lines = code.replace("\\\n", " ").splitlines()
     return [line.removeprefix("$ ") for line in lines if shlex.split(line, comments=True)]
 
 
 def remove_runs_of(code, folder):
-    """Remove the runs that the block trains: it would go on with them, or refuse them.
+    """Remove the runs that the block trains: it would resume or refuse them.
 
-    The folder has to be the current one, where its recipes are found.
+    The folder must be the current one, where its recipes are found.
     """
     for line in commands(code):
-        words = shlex.split(line, comments=True)
-        if words[:2] == ["fastclip", "train"] and not {"--help", "--print_config"} & {*words}:
-            shutil.rmtree(folder / str(parse(words[2:]).out), ignore_errors=True)
+        arguments = shlex.split(line, comments=True)
+        if arguments[:2] == ["fastclip", "train"] and not {"--help", "--print_config"} & {*arguments}:
+            shutil.rmtree(folder / str(parse(arguments[2:]).out), ignore_errors=True)
 
 
-def _in_child(work, given, folder, shown, timeout=60):
-    """work(given) in the folder, in a process that has imported torch already; it has to exit with 0."""
+def _in_child(work, argument, folder, shown, timeout=60):
+    """Run work(argument) in the folder, in a process that has already imported torch; it must exit with 0."""
     log = folder.with_suffix(".log")
     log.write_text("")
-    process = CONTEXT.Process(target=_child, args=(work, given, str(folder), str(log)))
+    process = CONTEXT.Process(target=_child, args=(work, argument, str(folder), str(log)))
     process.start()
     process.join(timeout)
     if process.is_alive():
@@ -75,8 +75,8 @@ def _in_child(work, given, folder, shown, timeout=60):
     assert process.exitcode == 0, f"exit code {process.exitcode} of\n{shown}\n{log.read_text()}"
 
 
-def _child(work, given, folder, log):
-    multiprocessing.set_start_method("fork", force=True)  # or readers of images would import torch again
+def _child(work, argument, folder, log):
+    multiprocessing.set_start_method("fork", force=True)  # or loader workers would import torch again
     torch.set_num_threads(1)
     os.environ["FASTCLIP_CACHE"] = f"{folder}/.cache"
     os.chdir(folder)
@@ -84,13 +84,13 @@ def _child(work, given, folder, log):
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-        sys.exit(work(given))
+        sys.exit(work(argument))
 
 
-def _fastclip(words):
+def _fastclip(arguments):
     from fastclip.cli import main
 
-    return main(words)
+    return main(arguments)
 
 
 def _bash(line):

@@ -1,4 +1,4 @@
-"""One thread a process (`make test` runs two at a time), and the same examples each time."""
+"""One thread per process (`make test` runs two processes), and the same examples each time."""
 
 import os
 
@@ -17,15 +17,15 @@ hypothesis.settings.load_profile("fastclip")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Every test has a cache of its own."""
+    """Give every test its own cache."""
     monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def _counted_captions(monkeypatch):
-    """Tables of studies have figures of equal captions, without the pairs."""
+    """Give tables of studies statistics of equal captions, without the pairs."""
     from fastclip.tools.study import result_tables
 
-    found = {"actual": 0.1, "expected": 0.11, "repeated": 0.5, "captions": 320, "samples": 640}
-    monkeypatch.setattr(result_tables, "equal_captions", lambda config, progress: found)
+    statistics = {"actual": 0.1, "expected": 0.11, "repeated": 0.5, "captions": 320, "samples": 640}
+    monkeypatch.setattr(result_tables, "equal_captions", lambda config, progress: statistics)

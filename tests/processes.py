@@ -1,4 +1,4 @@
-"""Whether processes are gone, and waiting until they are."""
+"""Check whether processes have ended, and wait until they have."""
 
 import os
 import time
@@ -14,7 +14,7 @@ def wait_for(condition, seconds=30):
 
 
 def gone(pid):
-    """Ended, if only its parent has not looked yet."""
+    """Whether the process has ended; it may still be a zombie."""
     try:
         os.kill(pid, 0)
         return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] == "Z"

@@ -1,4 +1,4 @@
-"""A terminal that keeps what it was sent."""
+"""A terminal that records what it is sent."""
 
 import io
 import sys
@@ -10,7 +10,7 @@ class Terminal(io.StringIO):
 
 
 def on_terminal(monkeypatch, width=80):
-    """Make stderr such a terminal. For tests, not for fixtures: pytest sets stderr again after them."""
+    """Make stderr such a terminal. Not for fixtures: pytest replaces stderr after they have run."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     for name, value in {"TERM": "xterm", "COLUMNS": str(width), "LINES": "50"}.items():

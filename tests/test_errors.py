@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from fastclip.errors import InputError, OptionError, PathError
+from fastclip.errors import InputError, OptionError, PathError, UnknownOption
 
 
 def test_an_option_error_names_the_option_the_value_the_rule_and_an_example():
     error = OptionError("data.max_bad", 2, "must be in [0, 1)", example=0.01)
     assert (error.option, error.value, error.example) == ("data.max_bad", 2, 0.01)
     assert str(error) == "data.max_bad=2 must be in [0, 1), e.g. 0.01."
+
+
+def test_an_option_that_was_not_given_is_named_without_a_value():
+    assert str(OptionError("data.train", None, "must be set")) == "data.train must be set."
 
 
 def test_advice_follows_the_rule():
@@ -31,6 +35,11 @@ def test_an_option_of_a_section_has_its_full_name():
     assert (error.option, error.value, error.example) == ("loss.gamma", 2, 0.2)
 
 
+def test_an_unknown_option_gets_suggestions_or_advice():
+    assert str(UnknownOption("lr", ["optim.lr"])) == "There is no option lr. Did you mean optim.lr?"
+    assert str(UnknownOption("lr", otherwise="See --help.")).endswith("See --help.")
+
+
 def test_a_path_error_reads_on_from_the_path():
     error = PathError(Path("a.csv"), "has no rows.")
     assert (error.path, str(error)) == ("a.csv", "a.csv has no rows.")
@@ -43,6 +52,7 @@ def test_a_path_error_reads_on_from_the_path():
         OptionError("seed", -1, "must be positive", example=0, advice="Or leave it out."),
         PathError("a.tar", "is empty."),
         InputError("index", "has shape (3,)."),
+        UnknownOption("lr", ["optim.lr"]),
     ],
 )
 def test_errors_survive_pickling(error):

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of adding things holds: a row in one place, and everything else takes it.
+"""Adding a component takes one row in one place, as docs/architecture.md says; everything else uses it.
 
 An optimizer is added in tests/test_optim.py.
 """
@@ -10,6 +10,7 @@ import pytest
 from fastclip.data import sources
 from fastclip.data.manifest import open_manifest
 from fastclip.data.tables import file_pair
+from fastclip.errors import PathError
 from fastclip.evaluation import metrics
 from fastclip.evaluation.task_layout import open_task
 from fastclip.objective import algorithms
@@ -22,7 +23,7 @@ from tests.training.test_build import ALONE, VIT, config, models  # noqa: F401
 
 
 def read_psv(file, columns):
-    """Pairs in lines such as `heart.png|a red heart`."""
+    """Read pairs from lines such as `heart.png|a red heart`."""
     with open(file.path, encoding="utf-8") as lines:
         for line in lines:
             image, _, caption = line.rstrip("\n").partition("|")
@@ -33,8 +34,9 @@ def test_a_data_source_is_a_reader_and_a_row(tmp_path, monkeypatch):
     for i in range(4):
         (tmp_path / f"{i}.png").write_bytes(png(i))
     (tmp_path / "pairs.psv").write_text("".join(f"{i}.png|picture {i}\n" for i in range(4)))
-    with pytest.raises(ValueError, match="psv"):
+    with pytest.raises(PathError) as caught:
         open_manifest(str(tmp_path / "pairs.psv"))
+    assert caught.value.path == str(tmp_path / "pairs.psv")
     monkeypatch.setitem(sources.TABLES, "psv", read_psv)
     manifest = open_manifest(str(tmp_path / "pairs.psv"))
     assert [manifest.caption_at(manifest.place(i)) for i in range(4)] == [f"picture {i}" for i in range(4)]

@@ -1,52 +1,60 @@
-"""Plain lines in a pipe, bars on a terminal, and what passes above them."""
+"""Plain lines in a pipe, bars on a terminal, and messages above them."""
 
 import io
 import logging
 import sys
 import threading
+from contextlib import redirect_stdout
 
 import pytest
+from rich.console import Console
 
-from fastclip import terminal
 from fastclip.terminal import View, console, progress
 from tests.terminals import Terminal, on_terminal
 
 
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
 @pytest.fixture
-def clock(monkeypatch):
-    """A clock that stands still until a test moves it."""
-    now = [1000.0]
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    return now
+def clock():
+    return Clock()
 
 
-def test_a_pipe_is_160_columns_wide_and_a_terminal_as_wide_as_it_is(monkeypatch):
+def test_a_pipe_has_160_columns_and_a_terminal_its_own_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert console().width == 160
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    assert console().width == 70
+    with redirect_stdout(io.StringIO()):
+        assert console().width == 160
+    with redirect_stdout(Terminal()):
+        assert console().width == 70
 
 
-def test_short_work_is_silent_and_long_work_speaks_now_and_then(capsys, clock):
-    with progress("counting", "sheep") as update:
+def test_progress_prints_nothing_for_two_seconds_then_a_line_every_ten(capsys, clock):
+    with progress("counting", "sheep", clock=clock) as update:
         for second in range(31):
-            clock[0] = 1000.0 + second
+            clock.now = 1000.0 + second
             update(second, 30)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["counting: 2 of 30 sheep", "counting: 12 of 30 sheep", "counting: 22 of 30 sheep"]
+    assert [line.split()[1] for line in lines] == ["2", "12", "22"]
+    assert all(line.startswith("counting") and "30 sheep" in line for line in lines)
 
 
-def test_long_work_has_a_bar_on_a_terminal_after_two_seconds(monkeypatch, clock):
+def test_progress_draws_a_bar_on_a_terminal_after_two_seconds(monkeypatch, clock):
     shown = on_terminal(monkeypatch)
-    with progress("counting [all]", "sheep") as update:
+    with progress("counting [all]", "sheep", clock=clock) as update:
         update(1, 3000)
-        clock[0] += 1.9
+        clock.now += 1.9
         update(1000, 3000)
         assert not shown.getvalue()
-        clock[0] += 1
+        clock.now += 1
         update(1500, 3000)
-        clock[0] += 10
+        clock.now += 10
         update(2000, 3000)
     for part in (
         "counting [all]",
@@ -61,48 +69,48 @@ def test_long_work_has_a_bar_on_a_terminal_after_two_seconds(monkeypatch, clock)
     assert sys.stderr is shown
 
 
-def test_time_left_comes_from_the_speed_of_this_process_alone(clock):
-    view = View(line_every=1.0)
+def test_time_left_is_estimated_from_the_speed_since_resuming(clock):
+    view = View(line_every=1.0, clock=clock)
     bar = view.add_bar()
     view.update(bar, completed=4000, total=4110)  # resumed at 4000
     assert view.tasks[bar].time_remaining is None
-    clock[0] += 5
+    clock.now += 5
     view.update(bar, completed=4010)
     assert view.tasks[bar].time_remaining == pytest.approx(50)
 
 
-def test_speed_counts_pauses_and_forgets_what_is_long_ago(clock):
-    view, step = View(line_every=1.0), 0
+def test_speed_includes_pauses_and_forgets_old_steps(clock):
+    view, step = View(line_every=1.0, clock=clock), 0
     bar = view.add_bar()
 
     def steps(number, each):
         nonlocal step
         for _ in range(number):
-            step, clock[0] = step + each, clock[0] + 1
+            step, clock.now = step + each, clock.now + 1
             view.update(bar, completed=step, total=1e6)
 
     steps(501, each=1)
-    clock[0] += 500  # an evaluation
+    clock.now += 500  # an evaluation
     steps(1, each=1)
     assert view.tasks[bar].speed == pytest.approx(0.5, rel=0.01)
     steps(2000, each=10)
     assert view.tasks[bar].speed == pytest.approx(10)
 
 
-def test_logs_pass_above_the_bars_and_go_back_to_their_stream(monkeypatch):
+def test_logs_scroll_above_the_bars_and_return_to_their_stream(monkeypatch):
     stream = on_terminal(monkeypatch)
-    handler = logging.StreamHandler(sys.stderr)  # bound before the view, as the command line does it
+    handler = logging.StreamHandler(sys.stderr)  # bound before the view, as in the command line
     logger = logging.getLogger("fastclip.test_terminal")
     logger.addHandler(handler)
     try:
         view = View(line_every=10.0, keep=True)
         view.add_bar("the bar")
         view.start()
-        logger.warning("a [b]sample[/b] is left out")
+        logger.warning("a [b]sample[/b] is skipped")
         view.message("saved [it]")
         view.stop()
         shown = stream.getvalue()
-        places = [shown.index(text) for text in ("a [b]sample[/b] is left out\n", "saved [it]\n")]
+        places = [shown.index(text) for text in ("a [b]sample[/b] is skipped\n", "saved [it]\n")]
         assert places == sorted(places)
         assert places[-1] < shown.rindex("the bar")
         assert sys.stderr is stream
@@ -113,20 +121,21 @@ def test_logs_pass_above_the_bars_and_go_back_to_their_stream(monkeypatch):
         logger.removeHandler(handler)
 
 
-def test_what_is_printed_into_a_file_stays_there(monkeypatch):
-    shown = on_terminal(monkeypatch)
-    monkeypatch.setattr(sys, "stdout", output := io.StringIO())
-    view = View(line_every=10.0)
-    view.start()
-    print("a result")
-    view.stop()
+def test_output_redirected_to_a_file_stays_there(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    view = View(line_every=10.0, target=Console(file=terminal))
+    with redirect_stdout(io.StringIO()) as output:
+        view.start()
+        print("a result")
+        view.stop()
     assert output.getvalue() == "a result\n"
-    assert "a result" not in shown.getvalue()
+    assert "a result" not in terminal.getvalue()
 
 
-def test_nothing_is_drawn_from_a_thread(monkeypatch):
-    on_terminal(monkeypatch)
-    before, view = threading.active_count(), View(line_every=10.0)
+def test_drawing_starts_no_thread(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    before, view = threading.active_count(), View(line_every=10.0, target=Console(file=Terminal()))
     view.start()
     assert view.live.is_started
     assert threading.active_count() == before
@@ -134,21 +143,24 @@ def test_nothing_is_drawn_from_a_thread(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [Terminal, io.StringIO])
-def test_a_terminal_that_is_gone_raises_nothing(monkeypatch, kind):
+def test_a_closed_terminal_raises_nothing(monkeypatch, kind):
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", stream := kind())
-    view = View(line_every=10.0)
+    stream, stderr = kind(), sys.stderr
+    view = View(line_every=10.0, target=Console(file=stream))
     view.add_bar("the bar")
     view.start()
+    writes = []
 
-    def gone(text):
+    def fail(text):
+        writes.append(text)
         raise OSError(5, "Input/output error")
 
-    stream.write = gone
-    view.message("to nobody")
-    view.show("to nobody")
+    stream.write = fail
+    view.message("unseen")
+    view.show("unseen")
     view.stop()
-    assert sys.stderr is stream
+    assert writes
+    assert sys.stderr is stderr
 
 
 @pytest.mark.parametrize(
@@ -156,7 +168,6 @@ def test_a_terminal_that_is_gone_raises_nothing(monkeypatch, kind):
     [(Terminal, "xterm", False), (Terminal, "dumb", True), (io.StringIO, "xterm", True)],
 )
 def test_only_a_terminal_that_can_move_its_cursor_is_live(monkeypatch, stream, term, plain):
-    monkeypatch.setattr(sys, "stderr", stream())
     monkeypatch.setenv("TERM", term)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # asks for colours, not for moving pictures in a pipe
-    assert View(line_every=10.0).plain == plain
+    monkeypatch.setenv("FORCE_COLOR", "1")  # colours, but no live view in a pipe
+    assert View(line_every=10.0, target=Console(file=stream())).plain == plain

@@ -3,13 +3,13 @@ import pytest
 from fastclip.text import did_you_mean, duration
 
 
-def test_the_nearest_name_is_offered_and_nothing_where_none_is_near():
+def test_the_closest_name_is_suggested_if_any_is_close():
     assert did_you_mean("adam", ["adamw", "lion"]) == " Did you mean adamw?"
     assert did_you_mean("zzz", ["adamw", "lion"]) == ""
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [
         (None, "–"),
         (0.4, "0 s"),
@@ -19,5 +19,5 @@ def test_the_nearest_name_is_offered_and_nothing_where_none_is_near():
         (187_200, "2 d 4 h"),
     ],
 )
-def test_a_duration_has_its_two_largest_units(seconds, words):
-    assert duration(seconds) == words
+def test_a_duration_has_its_two_largest_units(seconds, text):
+    assert duration(seconds) == text

@@ -1,4 +1,4 @@
-"""The wheel as a stranger gets it: built, installed beside nothing of ours, used in an empty folder."""
+"""The wheel as a new user gets it: built, installed without this tree, used in an empty folder."""
 
 import os
 import shutil
@@ -12,27 +12,27 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "fastclip"
-LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
+IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
 HEAVY = ("torch", "numpy", "jsonargparse", "open_clip", "PIL", "rich")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy of the sources, so that no build folder stays in the tree."""
+    """Build it from a copy of the sources, which keeps the tree clean."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("src", "tests", "benchmarks"):
-        shutil.copytree(ROOT / name, tree / name, ignore=LEFT_BEHIND)
+        shutil.copytree(ROOT / name, tree / name, ignore=IGNORED)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     out = tmp_path_factory.mktemp("wheel")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(out)]
     run([sys.executable, "-m", "pip", "wheel", ".", *options], cwd=tree)
-    (found,) = out.iterdir()
-    return found
+    (wheel,) = out.iterdir()
+    return wheel
 
 
-class Stranger:
-    """An environment with the wheel and our dependencies, a home, and an empty folder to work in."""
+class NewUser:
+    """An environment with the wheel and our dependencies, a home, and an empty working folder."""
 
     def __init__(self, folder, wheel):
         self.python = folder / "venv" / "bin" / "python"
@@ -41,7 +41,7 @@ class Stranger:
         run([sys.executable, "-m", "pip", "--python", str(self.python), "install", *options, str(wheel)])
         paths = sysconfig.get_paths(vars={"base": str(folder / "venv")})
         self.packages = Path(paths["purelib"])
-        # Of a folder named here, .pth files are not read: our editable install stays unknown
+        # .pth files in these folders are not read: our editable install stays invisible
         borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         (self.packages / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
         self.home, self.work = folder / "home", folder / "work"
@@ -56,8 +56,8 @@ class Stranger:
             "LANG": "C.UTF-8",
         }
 
-    def run(self, *words):
-        return run([str(word) for word in words], cwd=self.work, env=self.environment)
+    def run(self, *command):
+        return run([str(part) for part in command], cwd=self.work, env=self.environment)
 
 
 def run(command, **options):
@@ -67,8 +67,8 @@ def run(command, **options):
 
 
 @pytest.fixture(scope="module")
-def stranger(wheel, tmp_path_factory):
-    return Stranger(tmp_path_factory.mktemp("stranger"), wheel)
+def user(wheel, tmp_path_factory):
+    return NewUser(tmp_path_factory.mktemp("user"), wheel)
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
@@ -78,39 +78,39 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     expected = {path.relative_to(PACKAGE.parent).as_posix() for path in ours}
     assert {Path(name).suffix for name in expected} >= {".py", ".json", ".yaml", ".csv"}
     assert packed - expected == set()
-    assert expected - packed == set(), "package-data of pyproject.toml lacks these"
+    assert expected - packed == set(), "missing in package-data of pyproject.toml"
 
 
-def test_what_is_installed_is_the_wheel_and_not_this_tree(stranger):
+def test_the_installed_package_is_the_wheel_and_not_this_tree(user):
     code = "import fastclip; print(fastclip.__file__)"
-    assert Path(stranger.run("python", "-c", code).stdout.strip()).is_relative_to(stranger.packages)
+    assert Path(user.run("python", "-c", code).stdout.strip()).is_relative_to(user.packages)
 
 
-def test_help_is_instant_for_it_imports_nothing_heavy(stranger):
-    script = stranger.python.with_name("fastclip")
-    done = stranger.run("python", "-X", "importtime", script, "--help")
+def test_help_imports_nothing_heavy(user):
+    script = user.python.with_name("fastclip")
+    done = user.run("python", "-X", "importtime", script, "--help")
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if "|" in line}
     assert "fastclip.cli" in imported
     assert not imported & {*HEAVY}
     assert "fastclip train" in done.stdout
 
 
-def test_version_and_the_recipes_are_told(stranger, wheel):
-    assert stranger.run("fastclip", "--version").stdout == f"fastclip {wheel.name.split('-')[1]}\n"
-    told = stranger.run("fastclip", "train", "--help").stdout
-    missing = [path.stem for path in (PACKAGE / "recipes").glob("*.yaml") if path.stem not in told]
+def test_version_and_recipes_are_printed(user, wheel):
+    assert user.run("fastclip", "--version").stdout == f"fastclip {wheel.name.split('-')[1]}\n"
+    help_text = user.run("fastclip", "train", "--help").stdout
+    missing = [path.stem for path in (PACKAGE / "recipes").glob("*.yaml") if path.stem not in help_text]
     assert not missing
 
 
 @pytest.mark.timeout(300)  # three programs that import torch, one after another
-def test_the_first_commands_of_a_stranger_give_a_model(stranger):
+def test_the_first_commands_of_a_new_user_train_a_model(user):
     """`fastclip data get scenes` and `fastclip train --config scenes`, one epoch of one shard."""
-    stranger.run("fastclip", "data", "get", "scenes")
+    user.run("fastclip", "data", "get", "scenes")
     shorter = ["--data.train", "data/scenes/train/00000.tar", "--epochs", "1"]
-    stranger.run("fastclip", "train", "--config", "scenes", *shorter)
-    model = stranger.work / "runs" / "scenes-fastclip-v3" / "model"
+    user.run("fastclip", "train", "--config", "scenes", *shorter)
+    model = user.work / "runs" / "scenes-fastclip-v3" / "model"
     names = {"README.md", "open_clip_config.json", "open_clip_model.pt", "open_clip_model.safetensors"}
     assert {path.name for path in model.iterdir()} == names
     code = f"import fastclip; print(fastclip.load({str(model)!r}).encode_text('a red circle').norm().item())"
-    assert float(stranger.run("python", "-c", code).stdout) == pytest.approx(1)
-    assert {path.name for path in stranger.work.iterdir()} == {"data", "runs"}
+    assert float(user.run("python", "-c", code).stdout) == pytest.approx(1)
+    assert {path.name for path in user.work.iterdir()} == {"data", "runs"}

@@ -1,7 +1,7 @@
 """A folder with everything that the documents' commands name, all of it tiny.
 
-A recipe is looked for as a file first, so the workshop has files called `emoji`, `cc12m-large` and so on: the
-real recipes with a tiny model, a small batch and few epochs. Commands run exactly as they stand.
+A recipe is first searched for as a file, so the workshop has files called `emoji`, `cc12m-large` and so on:
+the real recipes with a tiny model, a small batch and one epoch. Commands run unchanged.
 """
 
 import csv
@@ -22,7 +22,7 @@ BATCH = 16
 
 
 def build_workshop(folder):
-    """Fill the folder; takes a few seconds, most of it the training of a run."""
+    """Fill the folder in a few seconds, most of them for training a run."""
     folder.mkdir()
     narrow = {"text_cfg": MODEL["text_cfg"] | {"width": 4}}  # the vocabulary is most of a checkpoint
     (folder / "my-vit.json").write_text(json.dumps(MODEL | narrow))
@@ -35,7 +35,7 @@ def build_workshop(folder):
     write_winogavil(folder / "data" / "datacomp" / "winogavil")
     write_shards(folder / "shards", n=96, shards=4)
     for name in ("pictures", "data/mine"):
-        _write_pictures(folder / name, range(BATCH, 3 * BATCH))
+        _write_images(folder / name, range(BATCH, 3 * BATCH))
     _write_tables(folder)
     for number, name in enumerate(("cat", "dog", "green_house")):
         (folder / "my" / "photos" / name).mkdir(parents=True)
@@ -49,12 +49,12 @@ def build_workshop(folder):
 
 
 def copy_workshop(workshop, folder):
-    """A workshop that a block may change."""
+    """Copy the workshop for a block that may change it."""
     return Path(shutil.copytree(workshop, folder, symlinks=True))
 
 
 def _tiny(recipe):
-    """The recipe with all its rows; only what makes it long or large is changed."""
+    """The recipe with all its options; only those that make it long or large are changed."""
     recipe["model"]["name"] = "my-vit.json"
     recipe["batch"]["size"] = recipe["batch"]["reference"] = BATCH
     recipe["epochs"] = 1
@@ -63,7 +63,7 @@ def _tiny(recipe):
 
 
 def _write_collection(folder, name, tasks):
-    """As `fastclip data get` leaves it: shards, tasks, and the note that it is complete."""
+    """Write a collection as `fastclip data get` does: shards, tasks, and complete.json."""
     (folder / "train").mkdir(parents=True)
     write_tar(folder / "train" / "00000.tar", _members(range(3 * BATCH)))
     for task in tasks:
@@ -88,14 +88,14 @@ def _caption(i):
     return f"a {WORDS[i % 8]} {WORDS[i // 8 % 8]} thing number {i}"
 
 
-def _write_pictures(folder, numbers):
+def _write_images(folder, numbers):
     folder.mkdir(parents=True)
     for name, data in _members(numbers):
         (folder / name).write_bytes(data)
 
 
 def _write_tables(folder):
-    """Tables of picture files, and a Parquet table with the pictures in it, as Hugging Face writes them."""
+    """Write tables of image files, and a Parquet table that holds the images, as Hugging Face writes them."""
     for name, count in (("pairs.csv", 3 * BATCH), ("held-out.csv", BATCH)):
         with (folder / name).open("w", newline="") as file:
             rows = csv.writer(file)
@@ -107,7 +107,7 @@ def _write_tables(folder):
 
 
 def _write_runs(folder):
-    """A finished run under each of the names that the documents use."""
+    """Write a finished run under each name that the documents use."""
     run_shell("fastclip train --config emoji", folder)
     for name in ("demo", "mine"):
         shutil.copytree(folder / "runs" / "emoji-fastclip-v3", folder / "runs" / name, symlinks=True)

@@ -1,7 +1,7 @@
-"""fastclip: CLIP training with global contrastive losses, for people with few GPUs.
+"""fastclip: CLIP training with global contrastive losses, for users with few GPUs.
 
-`from fastclip import GlobalContrastiveLoss` is all that a training loop of one's own needs;
-`fastclip.load("runs/mine")` is a trained model to use.
+`from fastclip import GlobalContrastiveLoss` is all that your own training loop needs;
+`fastclip.load("runs/mine")` loads a trained model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """Import torch only when something is used: `import fastclip` alone stays instant."""
+    """Import torch only when something is used, so `import fastclip` stays instant."""
     if name not in _HOME:
         raise AttributeError(f"module 'fastclip' has no attribute {name!r}; it offers {', '.join(__all__)}")
     from importlib import import_module

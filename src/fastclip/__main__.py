@@ -1,4 +1,4 @@
-"""`python -m fastclip` is `fastclip`; `torchrun -m fastclip` as well."""
+"""`python -m fastclip` and `torchrun -m fastclip` run `fastclip`."""
 
 import sys
 

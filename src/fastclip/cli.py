@@ -1,9 +1,8 @@
 """The command line: one table of commands, one parser. A command's module is imported when it runs.
 
-A command is a function. Its signature is its options, its docstring is its help: a parameter of the table's
-`positions` is a word without a name, a list may be given several times, a bool is a switch, and `a__b` is
-spelt --a.b. `train_options` takes all other options, as words for `config.parse`; `command` is all that
-was typed.
+A command is a function. Its signature is its options, its docstring is its help: parameters listed in
+`positions` are positional, a list may be given several times, a bool is a switch, and `a__b` is spelled
+--a.b. `train_options` takes all other arguments, for `config.parse`; `command` is the command line itself.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import ArgumentParser, HelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from inspect import Parameter, getdoc, signature
@@ -19,11 +18,13 @@ from pathlib import Path
 from shlex import join
 from shutil import get_terminal_size
 from textwrap import fill
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from fastclip import __version__
-from fastclip.text import did_you_mean, nearest
+from fastclip.config.renamed import report_new_name
+from fastclip.errors import UnknownOption
+from fastclip.text import nearest
 
 
 class Command(NamedTuple):
@@ -32,56 +33,56 @@ class Command(NamedTuple):
     function: str
     about: str
     positions: tuple[str, ...] = ()
-    """Parameters that are words without a name, in their order."""
+    """Positional parameters, in order."""
+    renamed: Mapping[str, str] = MappingProxyType({})
+    """Options by their old name: they keep working."""
 
 
 COMMANDS = {
     "train": Command(
-        "fastclip.training.train_commands.train", "train a model from a recipe, or go on with a run"
+        "fastclip.training.train_commands.train", "train a model from a recipe, or resume a run"
     ),
     "export": Command(
-        "fastclip.training.train_commands.export",
-        "write a run's model as a folder for open_clip",
-        ("run", "out"),
+        "fastclip.training.train_commands.export", "export a run's model for open_clip", ("run", "out")
     ),
     "eval": Command(
-        "fastclip.evaluation.eval_command.evaluate",
-        "score a model on tasks it was not trained for",
-        ("model",),
+        "fastclip.evaluation.eval_command.evaluate", "score a model on zero-shot tasks", ("model",)
     ),
     "compare": Command(
         "fastclip.tools.study.compare_command.compare", "train a grid of runs and compare them"
     ),
     "search": Command(
         "fastclip.tools.search.search_command.search",
-        "find pictures by words, or by a picture",
+        "find images by text, or by another image",
         ("model", "images", "text"),
     ),
     "report": Command(
-        "fastclip.tools.report.report_command.report", "a page about a run, several, or a study", ("runs",)
+        "fastclip.tools.report.report_command.report", "write a page about runs or a study", ("runs",)
     ),
     "profile": Command(
-        "fastclip.tools.profiling.profile_command.profile", "where the time of a training step goes"
+        "fastclip.tools.profiling.profile_command.profile",
+        "measure where the time of a training step goes",
+        renamed={"sizes": "ranks"},
     ),
     "plan": Command(
         "fastclip.tools.profiling.plan_command.plan",
-        "estimate memory, traffic and time on more machines",
+        "estimate memory, traffic and step time on more machines",
+        renamed={"pairs": "num_pairs"},
     ),
-    "demo": Command(
-        "fastclip.tools.demo.demo_command.demo",
-        "a page to play with a model: type words, drop pictures",
-        ("model",),
-    ),
+    "demo": Command("fastclip.tools.demo.demo_command.demo", "serve a page to try a model on", ("model",)),
     "data get": Command(
-        "fastclip.datasets.get_command.get", "get pairs and tasks to train and test on", ("name",)
+        "fastclip.datasets.get_command.get", "download or generate pairs and evaluation tasks", ("name",)
     ),
     "data index": Command(
         "fastclip.data.data_commands.index",
-        "index a collection of pairs (training does it by itself)",
+        "index a collection of pairs (training does so as needed)",
         ("path",),
     ),
     "data check": Command(
-        "fastclip.data.data_commands.check", "check a collection before a long run", ("path",)
+        "fastclip.data.data_commands.check",
+        "check a collection before a long run",
+        ("path",),
+        renamed={"most": "limit"},
     ),
 }
 
@@ -90,7 +91,7 @@ _PRINT = "only print"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Find the command, run it, and turn an error that a person can mend into one line."""
+    """Find the command and run it; errors that a user can fix are printed in one line."""
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["--version"]:
         print(f"fastclip {__version__}")
@@ -112,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def call(name: str, words: list[str]) -> None:
-    """Run a command with these words."""
+    """Run a command with these arguments."""
     module, _, function = COMMANDS[name].function.rpartition(".")
     run = getattr(import_module(module), function)
     given = _arguments(name, run, words)
@@ -123,9 +124,9 @@ def call(name: str, words: list[str]) -> None:
 
 
 def _arguments(name: str, run: Callable, words: list[str]) -> dict[str, Any]:
-    """The arguments with which these words call a command; `--help` prints its help and ends the program."""
+    """Parse a command's arguments; `--help` prints its help and exits."""
     parameters = signature(run).parameters
-    if [*parameters] == ["train_options"]:  # the trainer's own parser has all of them, and their help
+    if [*parameters] == ["train_options"]:  # `config.parse` parses them, --help included
         return {"train_options": words}
     parser = _Parser(name, run)
     takes_more = "train_options" in parameters
@@ -138,21 +139,36 @@ def _arguments(name: str, run: Callable, words: list[str]) -> dict[str, Any]:
     if "command" in parameters:
         given["command"] = join(["fastclip", *name.split(), *words])
     if takes_more:
+        _check_misspelled(rest, parser)
         return given | {"train_options": rest}
     if rest and rest[0].startswith("-"):
         option = rest[0].partition("=")[0]
-        parser.error(f"there is no option {option}.{did_you_mean(option, parser.options)}")
+        near = nearest(option, parser.options)
+        raise UnknownOption(option, [near] if near else [], parser.advice)
     if rest:
-        parser.error(f"{rest[0]!r} belongs to no option")
+        parser.error(f"{rest[0]!r} does not belong to an option")
     return given
 
 
+def _check_misspelled(rest: list[str], parser: _Parser) -> None:
+    """An option for `fastclip train` that is nearly one of the command's own: --stpes is --steps."""
+    for word in rest:
+        option = word.partition("=")[0]
+        near = nearest(option, parser.options, cutoff=0.8)
+        if option.startswith("--") and "." not in option and near:
+            from fastclip.config.options import TrainConfig
+
+            if option[2:] not in TrainConfig.__dataclass_fields__:
+                raise UnknownOption(option, [near], parser.advice)
+
+
 class _Parser(ArgumentParser):
-    """Made from a command's signature and docstring; a mistake is a ValueError."""
+    """Built from a command's signature and docstring; errors are ValueErrors."""
 
     def __init__(self, name: str, run: Callable):
         text, helps = _documented(run)
         self.positions, parameters = COMMANDS[name].positions, signature(run).parameters
+        self.renamed = COMMANDS[name].renamed
         shown = " ".join(_shown(parameters[place]) for place in self.positions)
         super().__init__(
             prog=f"fastclip {name}",
@@ -169,41 +185,49 @@ class _Parser(ArgumentParser):
                 self.add_argument(flag, help=_help(helps.get(parameter.name, ""), parameter), **option)
         if not {"train_options", "print_config"} & parameters.keys():
             self.add_argument(
-                "--print_config", dest=_PRINT, action="store_true", help="only print the options"
+                "--print_config", dest=_PRINT, action="store_true", help="print the options and exit"
             )
         self.options = [flag for action in self._actions for flag in action.option_strings[-1:]][1:]
 
     def _parse_optional(self, arg_string: str) -> Any:
-        """--batch-per-gpu is --batch_per_gpu."""
+        """Options under old names, and with hyphens: --batch-per-gpu is --batch_per_gpu."""
         flag, equals, value = arg_string.partition("=")
-        same = "--" + flag[2:].replace("-", "_")
-        if same[2:] in self.positions:
-            self.error(f"{same[2:].upper()} is given without a name, as in `{self.usage}`")
-        known = flag.startswith("--") and same in self._option_string_actions
-        return super()._parse_optional(same + equals + value if known else arg_string)
+        name = flag[2:].replace("-", "_")
+        if flag.startswith("--") and name in self.positions:
+            self.error(f"{name.upper()} is positional: `{self.usage}`")
+        current = "--" + self.renamed.get(name, name)
+        if not flag.startswith("--") or current not in self._option_string_actions:
+            return super()._parse_optional(arg_string)
+        if current != flag:
+            report_new_name(flag, current)
+        return super()._parse_optional(current + equals + value)
 
     def error(self, message: str) -> NoReturn:
         end = "" if message.endswith((".", "?")) else "."
-        raise ValueError(f"{message}{end} `{self.prog} --help` shows the options and examples.")
+        raise ValueError(f"{message}{end} {self.advice}")
+
+    @property
+    def advice(self) -> str:
+        return f"`{self.prog} --help` shows options and examples."
 
 
 class _Help(RawDescriptionHelpFormatter):
-    """Examples stay as they are, in at most 110 columns."""
+    """Keeps the layout of examples; at most 110 columns wide."""
 
     def __init__(self, prog: str):
         HelpFormatter.__init__(self, prog, max_help_position=28, width=min(110, get_terminal_size().columns))
 
 
-def _one_or_several(words: list[str]) -> str | list[str]:
-    """One path stands for itself, also a pattern such as [0-9].tar; *.tar of a shell and [a, b] are lists."""
-    if len(words) > 1:
-        return words
-    if words[0].startswith("[") and words[0].endswith("]"):
+def _one_or_several(values: list[str]) -> str | list[str]:
+    """One path, also a pattern such as [0-9].tar; several paths, or [a, b], are a list."""
+    if len(values) > 1:
+        return values
+    if values[0].startswith("[") and values[0].endswith("]"):
         import yaml
 
         with suppress(yaml.YAMLError):
-            return yaml.safe_load(words[0])
-    return words[0]
+            return yaml.safe_load(values[0])
+    return values[0]
 
 
 def _shown(position: Parameter) -> str:
@@ -216,14 +240,14 @@ def _flag(parameter: str) -> str:
 
 
 def _help(text: str, parameter: Parameter) -> str:
-    """With the default, if there is one to tell."""
+    """Help with the default, if there is one."""
     if parameter.default not in (Parameter.empty, None, False, ()):
         text += f" (default: {parameter.default})"
     return text.replace("%", "%%")
 
 
 def _options_of(parameter: Parameter, kind: Any, position: bool) -> dict[str, Any]:
-    """What argparse has to know of a parameter."""
+    """A parameter's arguments for `add_argument`."""
     kinds = [one for one in (get_args(kind) or (kind,)) if one is not NoneType]
     if get_origin(kind) is Literal or get_origin(kinds[0]) is Literal:
         choices = get_args(kind if get_origin(kind) is Literal else kinds[0])
@@ -243,7 +267,7 @@ def _options_of(parameter: Parameter, kind: Any, position: bool) -> dict[str, An
 
 
 def _documented(run: Callable) -> tuple[str, dict[str, str]]:
-    """A docstring's text, as wide as the terminal (what is indented stays as it is), and its Args."""
+    """A docstring's text, wrapped to the terminal (indented parts are not), and its Args."""
     width = min(110, get_terminal_size().columns) - 2
     text, _, arguments = (getdoc(run) or "").partition("\nArgs:\n")
     paragraphs = [
@@ -253,8 +277,8 @@ def _documented(run: Callable) -> tuple[str, dict[str, str]]:
     helps: dict[str, str] = {}
     for line in arguments.splitlines():
         if line.startswith("    ") and line[4:5] != " ":
-            name, _, said = line.strip().partition(": ")
-            helps[name] = said
+            name, _, text_of_it = line.strip().partition(": ")
+            helps[name] = text_of_it
         elif line.strip() and helps:
             helps[name] += f" {line.strip()}"
     return "\n\n".join(paragraphs), helps
@@ -268,7 +292,7 @@ def _print_options(given: dict[str, Any]) -> None:
 
 
 def _overview(words: list[str]) -> int:
-    """What `fastclip`, `fastclip --help`, a family of commands alone, and a mistyped command print."""
+    """Print the commands: for `fastclip`, `fastclip --help`, `fastclip data`, and mistyped commands."""
     name = " ".join(word for word in words[:2] if not word.startswith("-"))
     family = [command for command in COMMANDS if command.split()[0] == name.split(" ")[0]]
     known = not name or name in {command.split()[0] for command in COMMANDS}

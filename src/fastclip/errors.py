@@ -17,7 +17,7 @@ class OptionError(ValueError):
 
     Args:
         option: its full name, as typed on the command line after the dashes.
-        value: as it was given.
+        value: as it was given; None or "" if it was not.
         rule: what the value must be, or why it cannot be used.
         example: a value that works.
         advice: sentences on what to do instead.
@@ -26,7 +26,8 @@ class OptionError(ValueError):
     def __init__(self, option: str, value: object, rule: str, *, example: object = None, advice: str = ""):
         self.option, self.value, self.rule, self.example, self.advice = option, value, rule, example, advice
         instead = "" if example is None else f", e.g. {example}"
-        super().__init__(f"{option}={value} {rule}{instead}.{' ' if advice else ''}{advice}")
+        shown = option if value in (None, "") else f"{option}={value}"
+        super().__init__(f"{shown} {rule}{instead}.{' ' if advice else ''}{advice}")
 
     @classmethod
     def unknown(cls, option: str, value: object, choices: Iterable[str]) -> OptionError:
@@ -44,6 +45,24 @@ class OptionError(ValueError):
     def __reduce__(self):
         made = partial(type(self), example=self.example, advice=self.advice)
         return made, (self.option, self.value, self.rule)
+
+
+class UnknownOption(ValueError):
+    """A name that is not an option: "There is no option lr. Did you mean optim.lr?"
+
+    Args:
+        option: as it was typed, without dashes.
+        suggestions: options that may be meant.
+        otherwise: what to do if there is no suggestion.
+    """
+
+    def __init__(self, option: str, suggestions: Iterable[str] = (), otherwise: str = ""):
+        self.option, self.suggestions, self.otherwise = option, list(suggestions), otherwise
+        hint = f"Did you mean {' or '.join(self.suggestions)}?" if self.suggestions else otherwise
+        super().__init__(f"There is no option {option}. {hint}".strip())
+
+    def __reduce__(self):
+        return type(self), (self.option, self.suggestions, self.otherwise)
 
 
 class PathError(ValueError):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, folders that one process builds, the cache, and work on all cores."""
+"""Atomic writes, folders that one process builds, the cache, and work on all cores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from filelock import FileLock
 
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
-_FEW = 4  # chunks that are not worth starting processes for
+_FEW = 4  # chunks too few to start processes for
 
 
 def cache_folder(*parts: str) -> Path:
-    """A folder below $FASTCLIP_CACHE, by default ~/.cache/fastclip; made if missing."""
+    """A folder below $FASTCLIP_CACHE (default: ~/.cache/fastclip), created if missing."""
     root = os.environ.get("FASTCLIP_CACHE") or Path.home() / ".cache" / "fastclip"
     folder = Path(root).expanduser().joinpath(*parts)
     folder.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def cache_folder(*parts: str) -> Path:
 
 
 def make_writable(folder: Path, advice: str = "Choose another --out.") -> None:
-    """Make the folder, and find out now whether files can be written there."""
+    """Create the folder and check that files can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -41,7 +41,7 @@ def make_writable(folder: Path, advice: str = "Choose another --out.") -> None:
 
 @contextmanager
 def build_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` while one process builds it; others wait and find it built."""
+    """Hold the lock of `folder` while building it; other processes wait and find it built."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(folder.name + ".lock")):
         yield
@@ -49,7 +49,7 @@ def build_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into that takes the place of `folder` when all is written, and goes away if not."""
+    """Yield a folder to write into; it replaces `folder` when complete, and is removed on an error."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -63,24 +63,27 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """A text file that is there whole, or as it was before."""
-    part = aside(path)
+    """Write a text file completely, or leave the previous one unchanged."""
+    part = temporary_path(path)
     part.write_text(text, encoding="utf-8", newline="\n")
     part.replace(path)
 
 
-def aside(path: Path) -> Path:
-    """Where this process writes what will take the place of `path`."""
+def temporary_path(path: Path) -> Path:
+    """The file that this process writes before renaming it to `path`."""
     return path.with_name(f"{path.name}.{os.getpid()}.part")
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_order(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], jobs: int) -> Iterator[Result]:
-    """work(chunk) of each chunk; `work` is a function of a module, or a partial of one. Few wait at once."""
+def parallel_map(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], jobs: int) -> Iterator[Result]:
+    """Yield work(chunk) in the order of the chunks, computed by `jobs` processes with few chunks in flight.
+
+    `work` is a function of a module, or a partial of one.
+    """
     waiting = iter(chunks)
     first = list(islice(waiting, _FEW + 1))
     if jobs == 1 or len(first) <= _FEW:

@@ -1,4 +1,4 @@
-"""WHO encodes: open_clip's two towers, found by name, and built from a seed or from a file of weights."""
+"""The model: open_clip's two towers, found by name, with new weights from a seed or weights from a file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from timm.layers import convert_sync_batchnorm  # torch's own drops the activation inside timm's BatchNormAct
 from torch import Tensor, nn
 
+from fastclip.errors import OptionError, PathError
 from fastclip.text import nearest
 from fastclip.weights import CONFIG_FILE, find_weights, load_weights, read_config
 
@@ -28,13 +29,13 @@ OWN_MODELS = Path(__file__).parent / "models"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _SIGLIP_START = {"init_logit_scale": ln(10), "init_logit_bias": -10.0}  # as in the SigLIP paper
 
-open_clip.add_model_config(OWN_MODELS)  # from here on open_clip knows our tiny models by name
+open_clip.add_model_config(OWN_MODELS)  # makes open_clip find our tiny models by name
 
 
 def find_model(name: str) -> str:
-    """The name under which open_clip builds a model.
+    """Return the name under which open_clip builds a model.
 
-    `name` is one of open_clip ("ViT-B-32"), one of ours ("vit-emoji"), or the path of an open_clip JSON
+    `name` is an open_clip model ("ViT-B-32"), one of ours ("vit-emoji"), or the path of an open_clip JSON
     config or of an exported folder.
     """
     name = name.removeprefix(LOCAL_DIR)
@@ -44,12 +45,12 @@ def find_model(name: str) -> str:
     if path.is_dir():
         path /= CONFIG_FILE
     if not path.is_file():
-        raise ValueError(_unknown_model(name, path))
+        raise _unknown_model(name, path)
     config = read_config(path)
     if "model_cfg" not in config:
         return _register(path.resolve(), config)
     if path.name != CONFIG_FILE:
-        raise ValueError(f"model={name!r} is the config of an exported folder: call the file {CONFIG_FILE}.")
+        raise PathError(path, f"is the config of an exported folder. Rename it to {CONFIG_FILE}.")
     return f"{LOCAL_DIR}{path.resolve().parent}"
 
 
@@ -67,27 +68,27 @@ def build_model(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> TwoTowers:
-    """Build a model in training mode, the same on every worker; the process's random state stays as it was.
+    """Build a model in training mode, the same on every rank, without touching the process's random state.
 
     Args:
         name: see `find_model`.
-        pretrained: a tag of open_clip ("laion2b_s34b_b79k"), a file (.safetensors, or .pt and .bin that hold
-            tensors alone), or an exported folder. Mean and deviation of a tag or a folder are taken over.
+        pretrained: an open_clip tag ("laion2b_s34b_b79k"), a file (.safetensors, or .pt and .bin with only
+            tensors), or an exported folder. A tag or folder also sets the image mean and deviation.
         freeze: the tower that is not trained; it stays in eval mode ("image" is LiT).
-        gradient_checkpointing: compute activations again in the backward pass, to save memory.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory.
         channels_last: memory layout of images and convolutions; faster for some models on a GPU.
-        batch_norm: statistics of each worker's own batch ("local"), of all workers ("sync", on a GPU), or
-            those that came with the weights ("frozen").
-        logit_bias: give the model SigLIP's bias, and its initial scale.
+        batch_norm: statistics of each rank's own batch ("local"), of all ranks ("sync", on a GPU), or those
+            of the pretrained weights ("frozen").
+        logit_bias: add SigLIP's bias, and start at its scale.
         tau: sets logit_scale to log(1/τ).
-        dtype: float32, or float64 where results are compared.
-        seed: what new weights depend on, and nothing else.
+        dtype: float32, or float64 to compare results.
+        seed: determines new weights, alone.
     """
-    for field, value, choices in (("freeze", freeze, Freeze), ("batch_norm", batch_norm, BatchNorm)):
+    for option, value, choices in (("freeze", freeze, Freeze), ("batch_norm", batch_norm, BatchNorm)):
         if value not in get_args(choices):
-            raise ValueError(f"{field}={value!r} must be one of {', '.join(get_args(choices))}.")
+            raise OptionError.unknown(f"model.{option}", value, get_args(choices))
     if tau is not None and not tau > 0:
-        raise ValueError(f"tau={tau} must be positive; try 0.07.")
+        raise OptionError("loss.tau", tau, "must be above 0", example=0.07)
     name = find_model(name)
     file, preprocess_cfg = (None, {}) if pretrained is None else find_weights(name, str(pretrained))
     clip, model_cfg = _create(name, logit_bias, seed, preprocess_cfg)
@@ -99,7 +100,8 @@ def build_model(
         clip = convert_sync_batchnorm(clip)
     model = TwoTowers(clip, name, model_cfg, freeze, batch_norm, channels_last)
     if batch_norm == "sync" and torch.device(device).type == "cpu":
-        raise ValueError("batch_norm='sync' needs a GPU: torch's SyncBatchNorm does not run on a CPU.")
+        rule = "requires a GPU: torch's SyncBatchNorm does not run on a CPU"
+        raise OptionError("model.batch_norm", batch_norm, rule)
     if gradient_checkpointing:
         _checkpoint_gradients(model, freeze)
     model.to(device, dtype)
@@ -107,10 +109,10 @@ def build_model(
 
 
 class TwoTowers(nn.Module):
-    """An open_clip model as training needs it: one forward for both towers, which DDP can wrap.
+    """An open_clip model for training: one forward for both towers, which DDP can wrap.
 
-    `build_model` makes it; `clip` is open_clip's own module. A frozen tower, and BatchNorm with frozen
-    statistics, stay in eval mode whatever `train()` says.
+    Built by `build_model`; `clip` is open_clip's own module. A frozen tower, and BatchNorm with frozen
+    statistics, stay in eval mode even after `train()`.
     """
 
     def __init__(
@@ -128,21 +130,22 @@ class TwoTowers(nn.Module):
         size, shown = clip.visual.preprocess_cfg["size"], name.removeprefix(LOCAL_DIR)
         self.image_size: int = size if isinstance(size, int) else size[0]
         if not isinstance(size, int) and len(set(size)) > 1:
-            raise ValueError(f"model={shown!r} takes images of {size[0]} x {size[1]}; they must be square.")
+            rule = f"takes images of {size[0]}×{size[1]} pixels, but they must be square"
+            raise OptionError("model.name", shown, rule)
 
         self._always_eval = [] if freeze == "none" else _tower(clip, freeze)
         for parameter_name, parameter in clip.named_parameters():
             if _side(parameter_name) == freeze:
                 parameter.requires_grad_(False)
         if batch_norm != "local" and not self.has_batch_norm_statistics:
-            raise ValueError(f"batch_norm={batch_norm!r} has no effect: {shown!r} trains no BatchNorm.")
+            raise OptionError("model.batch_norm", batch_norm, f"has no effect: {shown} trains no BatchNorm")
         if batch_norm == "frozen":
             self._always_eval += [module for module in clip.modules() if isinstance(module, _BATCH_NORMS)]
 
     def forward(
         self, images: Tensor, tokens: Tensor, on_image_features: Callable[[Tensor], None] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Image and text features of unit length; `on_image_features` gets the former before texts run."""
+        """Image and text features of unit length; `on_image_features` is called before the text tower."""
         layout = torch.channels_last if self.channels_last else torch.preserve_format
         images = images.to(self.clip.logit_scale.dtype, memory_format=layout)
         image_features = self.clip.encode_image(images, normalize=True)
@@ -157,20 +160,20 @@ class TwoTowers(nn.Module):
         return self
 
     def freeze_logit_scale(self) -> None:
-        """Leave open_clip's scale and bias untrained: our own losses hold τ themselves."""
+        """Exclude open_clip's scale and bias from training: our own losses have their own τ."""
         self.clip.logit_scale.requires_grad_(False)
         if self.clip.logit_bias is not None:
             self.clip.logit_bias.requires_grad_(False)
 
     @property
     def has_batch_norm_statistics(self) -> bool:
-        """Whether training uses statistics of the batch, so that results depend on how it is cut."""
-        kept = {id(module) for root in self._always_eval for module in root.modules()}
-        return any(isinstance(module, _BATCH_NORMS) and id(module) not in kept for module in self.modules())
+        """Whether training uses batch statistics, which makes results depend on how the batch is split."""
+        fixed = {id(module) for root in self._always_eval for module in root.modules()}
+        return any(isinstance(module, _BATCH_NORMS) and id(module) not in fixed for module in self.modules())
 
     @property
     def preprocess_cfg(self) -> dict[str, Any]:
-        """How an image becomes the model's input: open_clip's `PreprocessCfg`."""
+        """Preprocessing of images: the fields of open_clip's `PreprocessCfg`."""
         return self.clip.visual.preprocess_cfg | {"size": self.image_size, "mean": self.mean, "std": self.std}
 
     @property
@@ -183,7 +186,7 @@ class TwoTowers(nn.Module):
 
     @property
     def context_length(self) -> int:
-        """How many tokens a caption has, the first and the last included."""
+        """The number of tokens per caption, including the first and the last."""
         return self.model_cfg["text_cfg"].get("context_length", open_clip.CLIPTextCfg.context_length)
 
     def eval_transform(self) -> Callable:
@@ -195,35 +198,35 @@ class TwoTowers(nn.Module):
         return open_clip.get_tokenizer(self.name)
 
 
-def _unknown_model(name: str, path: Path) -> str:
+def _unknown_model(name: str, path: Path) -> ValueError:
     if path.suffix == ".json":
-        return f"model={name!r}: there is no file {path}."
+        return PathError(path, "does not exist.")
     models = {known.lower(): known for known in open_clip.list_models()}
     near = models[str(nearest(name.lower(), models, cutoff=0))]
-    return (
-        f"model={name!r} is neither a model nor a JSON config; the nearest name is {near!r}. "
-        'List them with: python -c "import fastclip.model, open_clip; print(open_clip.list_models())"'
+    advice = (
+        f"Did you mean {near}? "
+        'List all with: python -c "import fastclip.model, open_clip; print(open_clip.list_models())"'
     )
+    return OptionError("model.name", name, "is neither a model nor a JSON config", advice=advice)
 
 
 def _register(path: Path, config: dict[str, Any]) -> str:
-    """Make open_clip know a config by the stem of its file."""
+    """Register a config with open_clip, under the stem of its file."""
     if "siglip" in path.stem.lower() and not config["text_cfg"].get("hf_tokenizer_name"):
-        raise ValueError(
-            f"{path}: open_clip picks another tokenizer for names with 'siglip' in them; rename the file."
-        )
+        problem = "would get SigLIP's tokenizer, which open_clip chooses for names with 'siglip'. Rename it."
+        raise PathError(path, problem)
     known = open_clip.get_model_config(path.stem)
     if known is None:
         open_clip.add_model_config(path)
     elif known != config:
-        raise ValueError(f"{path}: {path.stem!r} is the name of another model already; rename the file.")
+        raise PathError(path, f"has the name of another model, {path.stem}. Rename it.")
     return path.stem
 
 
 def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tuple[Any, dict]:
-    """An open_clip model with new weights, and the config that builds it again.
+    """An open_clip model with new weights, and the config to rebuild it.
 
-    Weights are drawn on the CPU, whatever the device; torch.manual_seed would seed the GPUs too.
+    Weights are always drawn on the CPU; torch.manual_seed would seed the GPUs too.
     """
     start: dict[str, Any] = _SIGLIP_START if logit_bias else {"init_logit_bias": None}
     try:
@@ -232,19 +235,19 @@ def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tup
             clip = open_clip.create_model(
                 name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess_cfg, **start
             )
-    except Exception as error:  # each tower's library has its own
-        shown = name.removeprefix(LOCAL_DIR)
-        raise ValueError(f"model={shown!r} cannot be built: {type(error).__name__}: {error}") from error
+    except Exception as error:  # each tower's library raises its own
+        rule = f"cannot be built: {type(error).__name__}: {error}"
+        raise OptionError("model.name", name.removeprefix(LOCAL_DIR), rule) from error
     model_cfg = open_clip.get_model_config(name) | start
     return clip, {key: value for key, value in model_cfg.items() if value is not None}
 
 
 @contextmanager
 def _without_open_clips_warning() -> Iterator[None]:
-    """open_clip warns that weights are random; here they are meant to be, or are loaded right after."""
+    """open_clip warns that weights are random; here this is intended, or weights are loaded right after."""
 
     def is_other(record: logging.LogRecord) -> bool:
-        return not any(words in record.getMessage() for words in ("weights loaded", "weights found"))
+        return not any(part in record.getMessage() for part in ("weights loaded", "weights found"))
 
     root = logging.getLogger()
     root.addFilter(is_other)
@@ -255,15 +258,14 @@ def _without_open_clips_warning() -> Iterator[None]:
 
 
 def _checkpoint_gradients(model: TwoTowers, freeze: Freeze) -> None:
-    """Switch it on in open_clip, which says nothing where a tower cannot."""
+    """Enable it in open_clip, which silently ignores towers that do not support it."""
     model.clip.set_grad_checkpointing(True)
     for side in ("image", "text"):
         switches = ("grad_checkpointing", "gradient_checkpointing")  # of open_clip and timm; of transformers
         modules = [module for root in _tower(model.clip, side) for module in root.modules()]
         if side != freeze and not any(getattr(m, switch, False) for m in modules for switch in switches):
-            raise ValueError(
-                f"gradient_checkpointing=True: the {side} tower of {model.name} cannot; set it to False."
-            )
+            rule = f"is not supported by the {side} tower of {model.name}"
+            raise OptionError("model.gradient_checkpointing", True, rule, advice="Set it to False.")
 
 
 def _tower(clip: nn.Module, side: str) -> list[nn.Module]:

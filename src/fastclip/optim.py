@@ -1,9 +1,9 @@
-"""How weights move: the paper's four optimizers, their learning rates, and a step that may be skipped.
+"""Updates of the weights: the paper's four optimizers, their learning rates, and steps that may be skipped.
 
 `build_optimizer` sorts parameters into groups, each with a key "role": "decayed" (matrices and the like),
-"plain" (norms and biases: no weight decay), "scalar" (open_clip's own temperature and bias: neither decay nor
-LAMB's α) and "tau" (the loss's temperature: as a scalar, with its own rate); and "counts", as in its row.
-`Stepper` does one guarded update. `optimizer_tensors` gives the state to a checkpoint.
+"plain" (norms and biases: no weight decay), "scalar" (open_clip's own temperature and bias: no decay, and
+LAMB's α is 1) and "tau" (the loss's temperature: as scalar, with its own rate); and "counts", as in its row.
+`Stepper` does one guarded update. `optimizer_tensors` returns the state for a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from fastclip.config.optimizers import OPTIMIZERS, OptimizerRow
+from fastclip.errors import InputError, OptionError
 from fastclip.objective.schedules import cosine
 
-SLOW_TAU = 0.03  # below this temperature, v3's τ takes a third of its rate
+SLOW_TAU = 0.03  # below this temperature, v3's τ learns at a third of its rate
 
 
 def build_optimizer(
@@ -34,24 +35,24 @@ def build_optimizer(
     weight_decay: float,
     **options: Any,
 ) -> Optimizer:
-    """An optimizer for the model's trainable parameters and for τ, with all of its state in place.
+    """An optimizer for the model's trainable parameters and for τ, with its state initialized.
 
-    Weight decay acts on parameters of two or more dimensions. With LAMB, α is 1 for τ, as in the paper, and
-    for a layer whose weights are all zero, which would never move otherwise.
+    Weight decay applies to parameters of two or more dimensions. With LAMB, α is 1 for τ, as in the paper,
+    and for a layer whose weights are all zero, which would never change otherwise.
 
     Args:
-        name: one of `config.tables.OPTIMIZERS`.
-        model_parameters: what `model.named_parameters()` gives; frozen ones are left out.
-        tau_groups: what `GlobalContrastiveLoss.parameter_groups()` gives; may be empty.
-        lr: learning rate of the model; `set_learning_rate` moves it.
-        weight_decay: λ; decoupled, but for sgd, where it is part of the gradient.
-        options: all that the optimizer's row takes besides, such as betas and eps.
+        name: one of `config.optimizers.OPTIMIZERS`.
+        model_parameters: from `model.named_parameters()`; frozen ones are ignored.
+        tau_groups: from `GlobalContrastiveLoss.parameter_groups()`; may be empty.
+        lr: learning rate of the model; `set_learning_rate` changes it.
+        weight_decay: λ; decoupled, except for sgd, where it is part of the gradient.
+        options: all further options of the optimizer's row, such as betas and eps.
     """
     row = OPTIMIZERS[name]
     if options.keys() != row.options.keys():
-        wanted, given = (", ".join(names) or "none" for names in (row.options, options))
-        raise ValueError(f"{name} takes the options {wanted}; it got {given}.")
-    _check_rate("lr", lr, row.lr)
+        required, given = (", ".join(names) or "none" for names in (row.options, options))
+        raise InputError("options", f"of {name} must be {required}; got {given}.")
+    _check_rate("optim.lr", lr, row.lr)
     trained = [parameter for _, parameter in model_parameters if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"role": "decayed", "params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
@@ -60,11 +61,11 @@ def build_optimizer(
     scalars = [p for p in trained if p.ndim == 0]
     groups.append({**row.scalars, "role": "scalar", "params": scalars, "weight_decay": 0.0})
     for group in tau_groups:
-        _check_rate("tau_lr", group["lr"], 2e-4)
+        _check_rate("loss.tau_lr", group["lr"], 2e-4)
         groups.append({**group, **row.scalars, "role": "tau"})
     groups = [group | {"counts": row.counts} for group in groups if group["params"]]
     if not groups:
-        raise ValueError("There is nothing to train: every parameter has requires_grad=False.")
+        raise InputError("model_parameters", "has nothing to train: every parameter has requires_grad=False.")
     module, _, cls = row.cls.rpartition(".")
     optimizer = getattr(import_module(module), cls)(groups, lr=lr, **options, **row.fixed)
     _start_state(optimizer, row)
@@ -72,10 +73,10 @@ def build_optimizer(
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, total: int, min_lr: float) -> float:
-    """The model's rate in this step: up in a line over `warmup` steps, then down along half a cosine.
+    """The model's learning rate in this step: linear warm-up over `warmup` steps, then half a cosine.
 
-    Step 0 has peak/warmup, not 0, so that it is not wasted; the last step of the warm-up has `peak`. The
-    cosine starts at `peak` in the step after the warm-up and would be at `min_lr` in step `total`.
+    Step 0 has peak/warmup, not 0, which would waste it; the last step of the warm-up has `peak`. The cosine
+    starts at `peak` in the step after the warm-up and would reach `min_lr` in step `total`.
     """
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -83,14 +84,14 @@ def learning_rate(step: int, *, peak: float, warmup: int, total: int, min_lr: fl
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Give the model's groups this rate. τ keeps its own, which has neither warm-up nor cosine."""
+    """Set the learning rate of the model's groups. τ has its own, without warm-up and cosine."""
     for group in optimizer.param_groups:
         if group["role"] != "tau":
             group["lr"] = lr
 
 
 class Update(NamedTuple):
-    """What a step did, as scalars on the device."""
+    """The outcome of a step, as scalars on the device."""
 
     finite: Tensor
     """False if the step was skipped."""
@@ -99,25 +100,25 @@ class Update(NamedTuple):
 
 
 class Stepper:
-    """One update of the weights from the gradients that are there, skipped if anything is not finite.
+    """One update of the weights from their gradients, skipped if anything is not finite.
 
         stepper = Stepper(optimizer, slow_tau=loss.log_scale, clip=1.0, scaler=None)
         out.value.backward()
         update = stepper.step(out.value)
         optimizer.zero_grad()
 
-    A skipped step changes no bit of the weights, of the optimizer's state and of τ. With adamw and sgd the
-    device decides; with lamb and lion, whose steps cannot be told to do nothing, the host waits for `finite`
-    once a step. Workers agree on a skip if they have the same gradients and the same value.
+    A skipped step changes no bit of the weights, the optimizer's state or τ. With adamw and sgd the device
+    decides; lamb and lion have no such switch, so the host waits for `finite` once per step. Ranks agree on a
+    skip if they have the same gradients and the same value.
 
     Args:
         optimizer: from `build_optimizer`.
-        slow_tau: the loss's log_scale = log(1/τ) if its rate is to follow v3's rule: a third while τ < 0.03.
-            The paper's rate decays "when τ becomes smaller than 0.03"; here nothing is remembered, so that τ
-            has its whole rate again if it comes back above.
-        clip: largest norm of the model's gradients (τ's neither counts nor is clipped); None clips nothing.
-        scaler: of float16 training; gradients are unscaled here, and its scale moves. It backs off if the
-            gradients are not finite, not if only the value is not: no scale would help there.
+        slow_tau: the loss's log_scale = log(1/τ) for v3's rule: a third of the rate while τ < 0.03. The
+            paper's rate decays "when τ becomes smaller than 0.03"; here τ has its full rate again once it is
+            back above.
+        clip: largest norm of the model's gradients (τ's is neither counted nor clipped); None: no clipping.
+        scaler: for float16 training; gradients are unscaled here, and its scale is updated. It backs off if
+            gradients are not finite, but not if only the value is not: no scale would help there.
     """
 
     def __init__(
@@ -129,21 +130,21 @@ class Stepper:
         scaler: torch.amp.GradScaler | None = None,
     ):
         if clip is not None and not (isfinite(clip) and clip > 0):
-            raise ValueError(f"clip={clip!r} must be a positive number; try 1.0, or None for no clipping.")
+            advice = "Omit it for no clipping."
+            raise OptionError("optim.clip", clip, "must be above 0, and finite", example=1.0, advice=advice)
         self.optimizer, self.slow_tau, self.clip, self.scaler = optimizer, slow_tau, clip, scaler
         self._model: list[Parameter] = []
         self._tau: list[Parameter] = []
         for group in optimizer.param_groups:
             (self._tau if group["role"] == "tau" else self._model).extend(group["params"])
         if slow_tau is not None and not any(slow_tau is tau for tau in self._tau):
-            raise ValueError(
-                "slow_tau is not among the optimizer's τ: pass the loss's trained log_scale, or None."
-            )
+            problem = "is not in the optimizer's group of τ. Pass the loss's trained log_scale, or None."
+            raise InputError("slow_tau", problem)
         self._device_skips = all(group.get("fused") for group in optimizer.param_groups)
 
     @torch.no_grad()
     def step(self, value: Tensor) -> Update:
-        """Move the weights. `value` is the loss before any scaling; the caller zeroes the gradients."""
+        """Update the weights. `value` is the loss before any scaling; the caller zeroes the gradients."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         model_norm, norm = self._norms()
@@ -159,13 +160,13 @@ class Stepper:
         return Update(finite, norm)
 
     def _norms(self) -> tuple[Tensor, Tensor]:
-        """Of the model's gradients, and of all."""
+        """The norms of the model's gradients, and of all gradients."""
         model = get_total_norm([p.grad for p in self._model if p.grad is not None])
         tau = [p.grad for p in self._tau if p.grad is not None]
         return model, get_total_norm([model, *tau]) if tau else model
 
     def _step_if(self, finite: Tensor) -> None:
-        """The optimizer's step. Not through the scaler: it knows of gradients only, not of the value."""
+        """The optimizer's step. Not through the scaler, which checks the gradients but not the value."""
         if self._device_skips:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             try:
@@ -179,7 +180,7 @@ class Stepper:
 def _slow_down(log_scale: Tensor, old: Tensor) -> None:
     """Take a third of the step from `old` if τ was below 0.03 there.
 
-    τ has no weight decay and no α, so that every optimizer's step is linear in its rate.
+    τ has no weight decay and no α, so every optimizer's step is linear in its rate.
     """
     third = torch.lerp(old, log_scale, 1 / 3)
     log_scale.copy_(torch.where(old > -log(SLOW_TAU), third, log_scale))
@@ -193,7 +194,7 @@ def optimizer_tensors(
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in names:
-                raise ValueError(f"A trained parameter of shape {tuple(parameter.shape)} has no name.")
+                raise InputError("names", f"lacks a trained parameter, of shape {tuple(parameter.shape)}.")
             for slot, tensor in optimizer.state[parameter].items():
                 tensors[f"{names[parameter]}.{slot}"] = tensor
     if optimizer.param_groups[0].get("counts") == "group":  # all alike
@@ -207,29 +208,30 @@ def load_optimizer_tensors(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, Any],
 ) -> None:
-    """Put back what `optimizer_tensors` gave; nothing is touched unless all of it fits.
+    """Restore the result of `optimizer_tensors`; nothing changes unless all of it fits.
 
-    Rates and other options stay as the optimizer was built.
+    Learning rates and other options stay those of this optimizer.
     """
-    here, own_metadata = optimizer_tensors(optimizer, names)
-    for kind, expected, found in (("tensors", here, tensors), ("facts", own_metadata, metadata)):
-        missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    own_tensors, own_metadata = optimizer_tensors(optimizer, names)
+    for kind, own, saved in (("tensors", own_tensors, tensors), ("metadata", own_metadata, metadata)):
+        missing, unexpected = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
         if missing or unexpected:
-            raise ValueError(
-                f"The saved state is not of this optimizer and model: among its {kind}, "
-                f"missing {_shown(missing)}; unexpected {_shown(unexpected)}."
+            raise InputError(
+                kind,
+                "of the saved state do not match this optimizer and model: "
+                f"missing {_shown(missing)}; unexpected {_shown(unexpected)}.",
             )
-    for name, tensor in here.items():
+    for name, tensor in own_tensors.items():
         if tensors[name].shape != tensor.shape:
-            saved, own = tuple(tensors[name].shape), tuple(tensor.shape)
-            raise ValueError(f"The saved {name} has shape {saved}, the model's has {own}.")
-    for name, tensor in here.items():
+            shapes = f"has shape {tuple(tensors[name].shape)}, but the model's has {tuple(tensor.shape)}"
+            raise InputError("tensors", f"do not match the model: {name} {shapes}.")
+    for name, tensor in own_tensors.items():
         tensor.copy_(tensors[name])
     if optimizer.param_groups[0].get("counts") == "group":
         state = optimizer.state_dict()
         for group in state["param_groups"]:
             group["step"] = metadata["step"]
-        optimizer.load_state_dict(state)  # timm makes of it the kind of counter that it keeps
+        optimizer.load_state_dict(state)  # timm converts it to its own kind of counter
 
 
 def _shown(names: list[str]) -> str:
@@ -237,9 +239,9 @@ def _shown(names: list[str]) -> str:
 
 
 def _start_state(optimizer: Optimizer, row: OptimizerRow) -> None:
-    """Make the state now, as zeros: if a skipped first step made it, sgd's would be uninitialised memory."""
+    """Create the state now, as zeros: if a skipped first step did, sgd's would be uninitialized memory."""
     for group in optimizer.param_groups:
-        if group.get("momentum") == 0:  # then sgd keeps nothing
+        if group.get("momentum") == 0:  # then sgd has no state
             continue
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -248,6 +250,6 @@ def _start_state(optimizer: Optimizer, row: OptimizerRow) -> None:
             state.update({slot: torch.zeros_like(parameter) for slot in row.slots})
 
 
-def _check_rate(field: str, value: float, works: float) -> None:
+def _check_rate(option: str, value: float, example: float) -> None:
     if not (isfinite(value) and value >= 0):
-        raise ValueError(f"{field}={value!r} must be a number that is not negative; try {works}.")
+        raise OptionError(option, value, "must be at least 0, and finite", example=example)

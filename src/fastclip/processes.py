@@ -1,12 +1,12 @@
 """Child processes that never outlive their parent, however it ends.
 
-`start` puts each command behind this module, which becomes the command (exec) after asking Linux for a
-SIGTERM when the parent is gone (PR_SET_PDEATHSIG, which outlives exec):
+`start` runs each command through this module, which asks Linux for a SIGTERM when the parent is gone
+(PR_SET_PDEATHSIG, which survives exec) and then execs the command:
 
     python -m fastclip.processes PARENT COMMAND …
 
-SIGTERM rather than SIGKILL: a run saves before it ends. Where the system has no such request the command runs
-without it, and only a parent that is killed leaves it behind.
+SIGTERM rather than SIGKILL, so a run can save before it ends. On other systems the command runs without it,
+and outlives a parent that is killed.
 """
 
 from __future__ import annotations
@@ -23,47 +23,50 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 PROGRAM = (sys.executable, "-m", "fastclip")
-"""What `fastclip` is called as."""
-PAUSE = 0.1  # seconds between two looks at the children
-_PATIENCE = 5.0  # seconds for a child to end after SIGTERM
+"""The command line of `fastclip`."""
+PAUSE = 0.1  # seconds between two polls of the children
 _PR_SET_PDEATHSIG = 1
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen:
-    """A child that reads no input, in a process group of its own: Ctrl-C reaches the parent alone.
+    """Start a child without input, in its own process group: Ctrl-C reaches only the parent.
 
     Args:
         options: of subprocess.Popen.
     """
-    leash = [sys.executable, "-m", "fastclip.processes", str(os.getpid())]
-    return subprocess.Popen([*leash, *command], stdin=subprocess.DEVNULL, process_group=0, **options)
+    supervised = [sys.executable, "-m", "fastclip.processes", str(os.getpid()), *command]
+    return subprocess.Popen(supervised, stdin=subprocess.DEVNULL, process_group=0, **options)
 
 
 @contextmanager
-def children() -> Iterator[list[subprocess.Popen]]:
-    """A list to append children to; all have ended when the block is left, on SIGTERM and Ctrl-C too."""
+def children(grace: float = 5.0) -> Iterator[list[subprocess.Popen]]:
+    """Yield a list to append children to; all have ended after the block, on SIGTERM and Ctrl-C too.
+
+    Args:
+        grace: seconds for a child to end after SIGTERM.
+    """
     started: list[subprocess.Popen] = []
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield started
     finally:
-        end(started)
+        end(started, grace)
         signal.signal(signal.SIGTERM, before)
 
 
-def wait(started: Sequence[subprocess.Popen], look: Callable[[], None]) -> list[int]:
-    """Until all have ended or one has failed, looking now and then; the places of those that failed."""
+def wait(started: Sequence[subprocess.Popen], on_poll: Callable[[], None]) -> list[int]:
+    """Wait until all have ended or one has failed, calling `on_poll` meanwhile; return which failed."""
     while any(child.poll() is None for child in started) and not any(child.poll() for child in started):
-        look()
+        on_poll()
         time.sleep(PAUSE)
-    return [place for place, child in enumerate(started) if child.poll()]
+    return [number for number, child in enumerate(started) if child.poll()]
 
 
-def end(started: Sequence[subprocess.Popen]) -> None:
-    """SIGTERM to all that still run, and SIGKILL to the groups of those that ignore it."""
+def end(started: Sequence[subprocess.Popen], grace: float) -> None:
+    """Send SIGTERM to all that still run, and SIGKILL to the groups of those that ignore it."""
     for child in started:
         child.terminate()
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + grace
     for child in started:
         try:
             child.wait(max(0.0, deadline - time.monotonic()))
@@ -73,23 +76,23 @@ def end(started: Sequence[subprocess.Popen]) -> None:
 
 
 def kill(child: subprocess.Popen) -> None:
-    """With all processes that it started in its group."""
+    """Kill a child and all processes in its group."""
     with suppress(ProcessLookupError):  # it may have ended just now
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def free_port() -> int:
-    """On this machine; another process may take it before it is used."""
+    """A free port of this machine; another process may take it before it is used."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 def main(parent: int, command: list[str]) -> None:
-    """Become the command; never returns."""
+    """Exec the command; never returns."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it was gone before the request was made
+        if os.getppid() != parent:  # the parent was gone before the request was made
             sys.exit(128 + signal.SIGTERM)
     os.execv(command[0], command)
 

@@ -1,4 +1,4 @@
-"""What people see while they wait: a live view at the foot of a terminal, plain lines in a pipe.
+"""Progress of long work: a live view at the bottom of a terminal, plain lines in a pipe.
 
 Nothing is drawn from a background thread: no lock of rich may be held when loader workers fork.
 """
@@ -22,15 +22,17 @@ from fastclip.text import duration
 
 
 def console(stderr: bool = False) -> Console:
-    """As wide as the terminal, or 160 columns in a pipe."""
+    """A console as wide as the terminal, or 160 columns in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else 160)
 
 
 @contextmanager
-def progress(title: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
-    """Gives `update(done, total)`; what takes less than two seconds shows nothing."""
-    view = View(line_every=10.0, first=2.0)
+def progress(
+    title: str, unit: str = "", *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int], None]]:
+    """Yield `update(done, total)`; nothing is shown for the first two seconds."""
+    view = View(line_every=10.0, first=2.0, clock=clock)
     bar = view.add_bar(title)
 
     def update(done: int, total: int) -> None:
@@ -45,17 +47,19 @@ def progress(title: str, unit: str = "") -> Iterator[Callable[[int, int], None]]
 
 
 class View(Progress):
-    """Bars, framed by anything else, that stay at the foot of stderr; messages, prints and logs pass above.
+    """Progress bars at the bottom of stderr; messages, prints and logs scroll above them.
 
     In a pipe or on a dumb terminal it is `plain`: messages are printed and nothing is drawn. A terminal
-    that has gone away raises nothing.
+    that has been closed raises no errors.
 
     Args:
-        frame: from the bars and the terminal's width to the whole picture.
-        every: seconds between pictures.
+        frame: maps the bars and the terminal's width to what is drawn.
+        every: seconds between redraws.
         line_every: seconds between plain lines.
-        first: seconds until the first picture or line is due; by default as long as between any two.
-        keep: leave the last picture on the terminal.
+        first: seconds until the first redraw or line; default: as long as between any two.
+        keep: leave the last drawing on the terminal.
+        target: the console to draw on; default: stderr.
+        clock: the current time in seconds.
     """
 
     def __init__(
@@ -66,11 +70,13 @@ class View(Progress):
         line_every: float,
         first: float | None = None,
         keep: bool = False,
+        target: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._frame, self._target = frame, console(stderr=True)
-        self.plain = not (sys.stderr.isatty() and self._target.is_interactive)
+        self._frame, self._target, self._clock = frame, target or console(stderr=True), clock
+        self.plain = not (self._target.file.isatty() and self._target.is_interactive)
         self._interval = line_every if self.plain else every
-        self._next = time.monotonic() + (self._interval if first is None else first)
+        self._next = clock() + (self._interval if first is None else first)
         self._streams: dict[TextIO, TextIO] = {}
         super().__init__(
             TextColumn("{task.description}", markup=False),
@@ -81,27 +87,27 @@ class View(Progress):
             console=self._target,
             auto_refresh=False,
             speed_estimate_period=math.inf,  # rich keeps the last 1,000 updates
-            get_time=time.monotonic,
+            get_time=clock,
             transient=not keep,
-            redirect_stdout=sys.stdout.isatty(),  # what goes to a file stays there
+            redirect_stdout=sys.stdout.isatty(),  # output to a file stays there
             disable=self.plain,
             expand=True,
         )
 
     def add_bar(self, title: str = "", visible: bool = True) -> TaskID:
-        """To be moved with `update`: `steps` says in words how far it is, `eta` replaces rich's estimate."""
+        """A bar to move with `update`: `steps` is the text beside it, `eta` replaces rich's estimate."""
         return self.add_task(title, total=1.0, visible=visible, steps="", eta=None)
 
     def due(self) -> bool:
-        """Whether it is time for a new picture or line."""
-        now = time.monotonic()
+        """Whether it is time to redraw or print a line."""
+        now = self._clock()
         if now < self._next:
             return False
         self._next = now + self._interval
         return True
 
     def show(self, line: str) -> None:
-        """Draw again; in a pipe, print the line."""
+        """Redraw; in a pipe, print the line."""
         if self.plain:
             self.message(line)
         else:
@@ -109,10 +115,10 @@ class View(Progress):
             self.refresh()
 
     def message(self, text: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         with suppress(OSError):
             if self.plain:
-                print(text, file=sys.stderr, flush=True)
+                print(text, file=self._target.file, flush=True)
             else:
                 self.console.print(Text(text))
 
@@ -126,7 +132,7 @@ class View(Progress):
         _move_logs(self._streams)
 
     def stop(self) -> None:
-        if not self.plain:  # there is nothing to end, and older versions of rich print an empty line
+        if not self.plain:  # nothing was started, and older versions of rich print an empty line
             with suppress(OSError):
                 super().stop()  # draws once more
         _move_logs({new: old for old, new in self._streams.items()})
@@ -146,7 +152,7 @@ class _Eta(ProgressColumn):
 
 
 def _move_logs(streams: dict[TextIO, TextIO]) -> None:
-    """Make log handlers that hold one stream write to another."""
+    """Redirect log handlers from one stream to another."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", ())}:
         if isinstance(handler, logging.StreamHandler) and handler.stream in streams:

@@ -1,4 +1,4 @@
-"""Words for people that every layer shares: the nearest of several names, and how long something takes."""
+"""Text for messages of every layer: the closest of several names, and durations."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from difflib import get_close_matches
 
 
 def nearest(name: object, names: Iterable[str], cutoff: float = 0.4) -> str | None:
-    """The nearest of the names, if one is near."""
+    """Return the closest of the names, or None if none is close."""
     return next(iter(get_close_matches(str(name), list(names), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.4) -> str:
-    """ " Did you mean NAME?" with the nearest of the names, to follow a sentence; "" if none is near."""
+    """ " Did you mean NAME?" with the closest of the names, to append to a sentence; "" if none is close."""
     near = nearest(name, names, cutoff)
     return f" Did you mean {near}?" if near else ""
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units: 45 s, 2 min 10 s, 3 h 5 min, 2 d 4 h; – for what is not known."""
+    """The two largest units: 45 s, 2 min 10 s, 3 h 5 min, 2 d 4 h; – if unknown."""
     if seconds is None:
         return "–"
     s = round(seconds)

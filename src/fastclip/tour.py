@@ -1,7 +1,7 @@
-"""The first five minutes, `make demo`: pairs, training, scores, a report and searches, verb after verb.
+"""The first five minutes, `make demo`: pairs, training, scores, a report and searches, command by command.
 
-Each part is a command that a person could have typed, and is shown as such. Called again, it goes on where it
-was: finished parts are found finished by the verbs themselves.
+Each part is printed as the command that a user would type. Run again, the tour resumes where it stopped: the
+commands themselves recognise finished work.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fastclip.files import cache_folder
 
 
 class Stop(NamedTuple):
-    """A pair collection of the tour, where its run goes, and what is asked of the model."""
+    """A pair collection of the tour, the folder of its run, and queries for the model."""
 
     collection: str
     run: Path
-    searches: tuple[str, ...]  # among the pictures that it was evaluated on, and not trained on
+    searches: tuple[str, ...]  # among held-out images
 
 
 _EMOJI = ("police officer", "banana", "a smiling face", "woman firefighter", "person swimming")
@@ -39,15 +39,15 @@ _SCENES = (
 )
 EMOJI = Stop("emoji", Path("runs/demo"), _EMOJI)
 SCENES = Stop("scenes", Path("runs/demo-scenes"), _SCENES)
-EXAMPLES = 3  # searches that are printed; the sheet has them all
-INTERRUPTED = 130  # the exit code of a verb that Ctrl-C ended
-SHOWN = 7  # pictures of a search on the sheet
+EXAMPLES = 3  # searches that are printed; the sheet has all
+INTERRUPTED = 130  # exit code of a command ended by Ctrl-C
+SHOWN = 7  # images per search on the sheet
 
 console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
-    """Run the whole tour; the exit code is that of the part that did not work."""
+    """Run the whole tour; return the exit code of the command that failed, or 0."""
     run = None
     try:
         from fastclip.distributed.interrupts import STOPPED_CLEANLY
@@ -57,32 +57,32 @@ def main() -> int:
         suite = ("--suite", pairs) if pairs in SUITES else ()
         _must("train", "--config", pairs, "--out", str(run))
         _must("eval", str(run), "--tasks", f"data/{pairs}/tasks", *suite)
-        _must("export", str(run), str(run / "model"))  # again: its card now has the scores
+        _must("export", str(run), str(run / "model"))  # again: the card now includes the scores
         _must("report", str(run), "--search", ";".join(stop.searches))
         search(stop)
     except SystemExit as ended:
         if ended.code in (INTERRUPTED, STOPPED_CLEANLY):
-            print("`make demo` goes on from here.", file=sys.stderr)
+            print("Run `make demo` again to resume.", file=sys.stderr)
         elif run is not None and run.exists():
-            print(f"If {run} is of an earlier version, remove it: rm -r {run}", file=sys.stderr)
+            print(f"If {run} is from an earlier version, remove it: rm -r {run}", file=sys.stderr)
         return int(ended.code or 0)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"make demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nInterrupted. `make demo` goes on from here.", file=sys.stderr)
+        print("\nInterrupted. Run `make demo` again to resume.", file=sys.stderr)
         return INTERRUPTED
-    _say_what_next(stop)
+    _print_next_steps(stop)
     return 0
 
 
 def get_pairs() -> Stop:
-    """Emoji where npm can bring them, generated scenes elsewhere."""
-    here = Path("data/emoji/complete.json").exists() or any(cache_folder().glob("iconify-json-*.tgz"))
-    if shutil.which("npm") is None and not here:
+    """Get the emoji if npm can download them, otherwise generate scenes."""
+    local = Path("data/emoji/complete.json").exists() or any(cache_folder().glob("iconify-json-*.tgz"))
+    if shutil.which("npm") is None and not local:
         console.print(
-            "npm is not installed, and the emoji come as an npm package: this demo trains on generated "
-            "scenes. Install Node.js and call `make demo` again for real pictures."
+            "npm, which downloads the emoji, is not installed: this demo trains on generated scenes instead. "
+            "For real images, install Node.js and run `make demo` again."
         )
     else:
         code = _run("data", "get", EMOJI.collection)
@@ -90,13 +90,13 @@ def get_pairs() -> Stop:
             return EMOJI
         if code == INTERRUPTED:
             raise SystemExit(code)
-        console.print("The emoji cannot be had now: this demo trains on generated scenes.")
+        console.print("The emoji cannot be downloaded: this demo trains on generated scenes instead.")
     _must("data", "get", SCENES.collection)
     return SCENES
 
 
 def search(stop: Stop) -> None:
-    """Print a few searches, and draw them all on one sheet."""
+    """Print the results of a few searches, and draw all of them on one sheet."""
     from fastclip.data.images import upright_rgb
     from fastclip.run.folder import evaluation_pairs
     from fastclip.tools.search.index import Index
@@ -104,7 +104,7 @@ def search(stop: Stop) -> None:
     index = Index.open(str(stop.run), evaluation_pairs(stop.run).paths)
     cells = []
     for number, text in enumerate(stop.searches):
-        cells.append((_words(text), ""))
+        cells.append((_draw_query(text), ""))
         if number < EXAMPLES:
             console.print(f"\n[bold]{text}[/bold]")
         for place, match in enumerate(index.by_text(text, SHOWN)):
@@ -115,45 +115,45 @@ def search(stop: Stop) -> None:
     draw_contact_sheet(cells, stop.run / "searches.png", columns=SHOWN + 1)
 
 
-def _words(text: str) -> Image.Image:
-    """A square with the words of a search, to stand before what it found."""
+def _draw_query(text: str) -> Image.Image:
+    """A square with the text of a search, for the first column of the sheet."""
     square = Image.new("RGB", (CELL, CELL), "white")
     shown, middle, font = textwrap.fill(text, 14), (CELL / 2, CELL / 2), ImageFont.load_default(20)
     ImageDraw.Draw(square).multiline_text(middle, shown, "black", font, anchor="mm", align="center")
     return square
 
 
-def _must(*words: str) -> None:
-    """What cannot be done ends the tour."""
-    if code := _run(*words):
+def _must(*arguments: str) -> None:
+    """Run a command; end the tour if it fails."""
+    if code := _run(*arguments):
         raise SystemExit(code)
 
 
-def _run(*words: str) -> int:
-    """Show a command, run it, and give its exit code."""
-    shown = " ".join(f'"{word}"' if " " in word or ";" in word else word for word in words)
+def _run(*arguments: str) -> int:
+    """Print a command, run it, and return its exit code."""
+    shown = " ".join(f'"{text}"' if " " in text or ";" in text else text for text in arguments)
     console.print(f"\n[bold]$ fastclip {shown}[/bold]")
-    return fastclip([*words])
+    return fastclip([*arguments])
 
 
-def _say_what_next(stop: Stop) -> None:
+def _print_next_steps(stop: Stop) -> None:
     run, train = stop.run, f"fastclip train --config {stop.collection}"
-    found = {
-        run / "report.html": "curves, scores, and what the model finds",
-        run / "searches.png": f"{len(stop.searches)} searches among pictures that it was not trained on",
-        run / "model": "the model: open_clip loads it, and a hub takes it as it is",
+    results = {
+        run / "report.html": "curves, scores and search results",
+        run / "searches.png": f"{len(stop.searches)} searches among held-out images",
+        run / "model": "the model for open_clip, ready to push to the Hugging Face Hub",
     }
-    then = {
-        f"fastclip demo {run}": "a page to play with: type words, drop pictures",
+    next_steps = {
+        f"fastclip demo {run}": "a page to try it on: type text, drop images",
         f"{train} --data.train pairs.csv --out runs/mine": "your own pairs: docs/data.md",
         f"{train} --algorithm openclip": "another algorithm: docs/choosing.md",
         "torchrun --nproc-per-node 8 -m fastclip train …": "GPUs: docs/scaling.md",
     }
-    for title, lines in (("Done. Look at", found), ("What next (fastclip is in .venv/bin)", then)):
+    for title, lines in (("Results", results), ("Next steps (fastclip is in .venv/bin)", next_steps)):
         console.print(f"\n[bold]{title}[/bold]")
-        width = max(len(str(thing)) for thing in lines)
-        for thing, what in lines.items():
-            console.print(f"  {thing!s:{width}s}  {what}")
+        width = max(len(str(name)) for name in lines)
+        for name, description in lines.items():
+            console.print(f"  {name!s:{width}s}  {description}")
 
 
 if __name__ == "__main__":

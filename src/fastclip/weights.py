@@ -1,4 +1,4 @@
-"""Weights from anyone, as a tag, a file or a folder: read as data; what would run code is refused."""
+"""Pretrained weights from a tag, a file or a folder: read as data; files that would run code are refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fastclip.data.remote import RemoteError
+from fastclip.errors import OptionError, PathError
+from fastclip.text import did_you_mean
 
 log = logging.getLogger(__name__)
 
-CONFIG_FILE = "open_clip_config.json"  # what a folder that open_clip loads as `local-dir:` must hold
-_WEIGHT_FILES = (  # of such a folder, the best first
+CONFIG_FILE = "open_clip_config.json"  # required in a folder that open_clip loads as `local-dir:`
+_WEIGHT_FILES = (  # in such a folder, best first
     "open_clip_model.safetensors",
     "open_clip_pytorch_model.safetensors",
     "open_clip_pytorch_model.bin",
@@ -31,14 +33,14 @@ _WEIGHT_FILES = (  # of such a folder, the best first
 
 
 def find_weights(name: str, pretrained: str) -> tuple[Path, dict[str, Any]]:
-    """The file that `pretrained` means, and how its images were prepared (preprocess_cfg) if known."""
+    """Return the file of `pretrained`, and its preprocess_cfg as far as it is known."""
     path, described = Path(pretrained).expanduser(), {}
     if tag := open_clip.get_pretrained_cfg(name, pretrained):
         _check_quick_gelu(name, pretrained, tag)
         try:
             path = Path(open_clip.download_pretrained(tag))
-        except Exception as error:  # each hub's library has its own
-            raise RemoteError(f"pretrained={pretrained!r} could not be fetched: {error}") from error
+        except Exception as error:  # each hub's library raises its own
+            raise RemoteError(f"model.pretrained={pretrained} could not be downloaded: {error}") from error
         described = tag
     elif path.is_dir():
         if (path / CONFIG_FILE).is_file():
@@ -47,43 +49,44 @@ def find_weights(name: str, pretrained: str) -> tuple[Path, dict[str, Any]]:
             described = config.get("preprocess_cfg") or {}
         file = next((file for file in _WEIGHT_FILES if (path / file).is_file()), None)
         if file is None:
-            raise ValueError(f"pretrained={pretrained!r} holds no weights, such as {_WEIGHT_FILES[0]}.")
+            raise PathError(path, f"contains no weights, such as {_WEIGHT_FILES[0]}.")
         path /= file
     elif not path.is_file():
-        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
-        raise ValueError(f"pretrained={pretrained!r}: no such file, nor a tag of {name} (it has: {tags}).")
+        tags = open_clip.list_pretrained_tags_by_model(name)
+        advice = f"Its tags: {', '.join(tags) or 'none'}.{did_you_mean(pretrained, tags)}"
+        rule = f"is neither a file, nor a folder, nor a tag of {name}"
+        raise OptionError("model.pretrained", pretrained, rule, advice=advice)
     return path, {key: value for key, value in described.items() if key != "size"}
 
 
 def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
-    """Weights fit either activation, but are right with one alone."""
-    wanted = source.get("quick_gelu", False)
-    if wanted != open_clip.get_model_config(name).get("quick_gelu", False):
-        other = f"{name}-quickgelu" if wanted else name.removesuffix("-quickgelu")
-        hint = f"; try model={other!r}" if other in open_clip.list_models() else ""
-        raise ValueError(
-            f"pretrained={pretrained!r} was trained with quick_gelu={wanted}, which {name} is not{hint}."
-        )
+    """Weights load with either activation, but are correct with only one."""
+    trained = source.get("quick_gelu", False)
+    if trained != open_clip.get_model_config(name).get("quick_gelu", False):
+        other = f"{name}-quickgelu" if trained else name.removesuffix("-quickgelu")
+        advice = f"Try --model.name {other}." if other in open_clip.list_models() else ""
+        rule = f"was trained with quick_gelu={trained}, but {name} has quick_gelu={not trained}"
+        raise OptionError("model.pretrained", pretrained, rule, advice=advice)
 
 
 def load_weights(clip: nn.Module, name: str, file: Path) -> None:
-    """Copy a file's weights into the model; all must be there, and of the same shape."""
-    state = convert_state_dict(clip, _read_tensors(file))  # MobileCLIP's own names to open_clip's
+    """Copy a file's weights into the model; names and shapes must match."""
+    state = convert_state_dict(clip, _read_tensors(file))  # MobileCLIP's names to open_clip's
     if "positional_embedding" in state and not hasattr(clip, "positional_embedding"):
         state = convert_to_custom_text_state_dict(state)
     state.pop("text.transformer.embeddings.position_ids", None)  # older transformers saved it
     own = clip.state_dict()
     if "logit_bias" in own:
-        state.setdefault("logit_bias", own["logit_bias"])  # weights of a model without SigLIP's bias
+        state.setdefault("logit_bias", own["logit_bias"])  # the weights may lack SigLIP's bias
     else:
         state.pop("logit_bias", None)
     for key in {"logit_scale", "logit_bias"} & state.keys() & own.keys():
         if state[key].numel() == 1:
-            state[key] = state[key].reshape(own[key].shape)  # open_clip has it with and without a dimension
+            state[key] = state[key].reshape(own[key].shape)  # open_clip has it with shape () and (1,)
     problems = {
         "missing": [key for key in own if key not in state],
         "unexpected": [key for key in state if key not in own],
-        "of another shape": [
+        "of a different shape": [
             f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
             for key in own
             if key in state and state[key].shape != own[key].shape
@@ -95,35 +98,35 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
             for problem, keys in problems.items()
             if keys
         )
-        raise ValueError(f"pretrained: {file} holds the weights of another model than {name!r}: {listed}.")
+        raise PathError(file, f"contains weights of a different model than {name}: {listed}.")
     clip.load_state_dict(state)
     log.info("Weights from %s", file)
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """A file's tensors by name, as plain data: a pickle that asks for more is refused, and never run."""
+    """A file's tensors by name, as plain data: a pickle with more than tensors is refused, and never run."""
     plain = file.suffix == ".safetensors"
     try:
         content = load_file(file) if plain else torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a broken file can raise anything
-        raise ValueError(f"pretrained: {file} cannot be loaded: {_reason(error)}.") from error
+    except Exception as error:  # a damaged file can raise anything
+        raise PathError(file, f"cannot be loaded: {_reason(error)}.") from error
     state = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise ValueError(f"pretrained: {file} holds no tensors by name, nor a 'state_dict' of them.")
+        raise PathError(file, "is not a dict of tensors, nor of a 'state_dict' with tensors.")
     if all(key.startswith("module.") for key in state):  # saved from inside DDP
         return {key.removeprefix("module."): tensor for key, tensor in state.items()}
     return dict(state)
 
 
 def _reason(error: Exception) -> str:
-    """Why a file was refused; not torch's own words, which advise to load it unsafely."""
+    """Why a file was refused; without torch's message, which advises to load it unsafely."""
     text = str(error)
     if "TorchScript" in text:
-        return "it is a TorchScript archive, which holds code; save its state_dict"
+        return "it is a TorchScript archive, which contains code; save its state_dict"
     if isinstance(error, pickle.UnpicklingError):
-        wanted = re.search(r"GLOBAL (\S+)", text)
-        asked = f" (it asks for {wanted[1]})" if wanted else ""
-        return f"its pickle holds more than tensors{asked}; save a plain state_dict"
+        code = re.search(r"GLOBAL (\S+)", text)
+        example = f" (it calls {code[1]})" if code else ""
+        return f"its pickle contains more than tensors{example}; save a plain state_dict"
     return f"{type(error).__name__}: {text}"
 
 
@@ -132,17 +135,18 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+        raise PathError(path, f"cannot be read as JSON: {error}") from error
     model_cfg = config.get("model_cfg", config) if isinstance(config, dict) else None
     if not isinstance(model_cfg, dict) or not (
         "embed_dim" in model_cfg
         and isinstance(model_cfg.get("vision_cfg"), dict)
         and isinstance(model_cfg.get("text_cfg"), dict)
     ):
-        raise ValueError(
-            f"{path} is no open_clip model config: it needs embed_dim, vision_cfg and text_cfg; "
-            "see models/vit-emoji.json in fastclip's folder for one."
+        raise PathError(
+            path,
+            "is not an open_clip model config, which has embed_dim, vision_cfg and text_cfg; "
+            "models/vit-emoji.json in fastclip's folder is an example.",
         )
     if (model_cfg["text_cfg"].get("tokenizer_kwargs") or {}).get("trust_remote_code"):
-        raise ValueError(f"{path} asks for trust_remote_code, to run code from elsewhere; take that out.")
+        raise PathError(path, "sets trust_remote_code, which runs downloaded code. Remove it.")
     return config

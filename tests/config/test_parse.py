@@ -1,4 +1,4 @@
-"""Recipes hold the paper's values, and a command line finds and changes them, or is told what is wrong."""
+"""Recipes hold the paper's values; a command line selects and overrides them, or gets a helpful error."""
 
 import os
 import subprocess
@@ -13,6 +13,7 @@ from fastclip.cli import main
 from fastclip.config.options import SECTIONS, BatchConfig
 from fastclip.config.parse import _parser, find_recipe, parse, recipe_names
 from fastclip.config.resolved import resolve
+from fastclip.errors import OptionError, PathError, UnknownOption
 from fastclip.objective.algorithms import ALGORITHMS
 from fastclip.run.folder import write_config
 from tests.training.runs import Run, collection, metrics
@@ -195,7 +196,7 @@ def test_a_recipe_is_found_by_its_name_and_a_file_by_its_path(tmp_path, monkeypa
     assert parse([]).out == "runs/train-fastclip-v3"
 
 
-def test_options_win_wherever_they_stand_and_later_files_over_earlier_ones(tmp_path):
+def test_options_override_files_wherever_they_are_and_later_files_override_earlier_ones(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text(
         "epochs: 3\noptimizer: lamb\nalgorithms: {fastclip-v1: {tau: 0.02}}\nloss: {gamma: 0.3}\n"
@@ -219,88 +220,122 @@ def test_options_win_wherever_they_stand_and_later_files_over_earlier_ones(tmp_p
     assert (other.epochs, other.optimizer) == (5, "adamw")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--config emojis", "--config emojis: there is no such file or recipe. Did you mean emoji?"),
-        ("--config cc3m", "Did you mean cc3m-medium?"),
-        ("--config .", "--config . is a folder. Give a YAML file"),
-        ("--config", "--config needs a YAML file or a recipe: cc12m-large"),
-        ("--config --epochs 3", "--config needs a YAML file or a recipe"),
-        ("--algoritm sogclr", "There is no option algoritm. Did you mean algorithm?"),
-        ("--loss.roh=5", "There is no option loss.roh. Did you mean loss.rho?"),
-        ("--lr 1e-3", "There is no option lr. Did you mean optim.lr?"),
-        ("--batch-size 64", "There is no option batch-size. Did you mean batch.size?"),
-        ("--every_steps 3", "There is no option every_steps. Did you mean checkpoint.every_steps or log.every_steps?"),
-        ("--no.such.thing 3", "There is no option no.such.thing. `fastclip train --help` lists them all."),
-        ("--data.train a.tar b.tar", "'b.tar' belongs to no option. Several paths are a list"),
-        ("--algorithm fastclip-v4", "algorithm='fastclip-v4' is unknown. Did you mean fastclip-v"),
-        ("--optimizer adam", "optimizer='adam' is unknown. Did you mean adamw?"),
-        ("--epochs ten", "epochs=ten is not possible: it must be a number."),
-        ("--batch.size 64.5", "batch.size=64.5 is not possible: it must be a whole number."),
-        ("--batch.size 1", "batch.size=1 is not possible; try batch.size=1024."),
-        ("--optim.betas 0.9", "optim.betas=0.9 is not possible: it must be two numbers, e.g. [0.9, 0.98]."),
-        ("--precision fp16", "one of float32, tf32, bfloat16, float16, float64. Did you mean float16?"),
-        ("--loss.gamma_schedule cosin", "it must be one of constant, cosine. Did you mean cosine?"),
-        ("--log.tensorboard maybe", "log.tensorboard=maybe is not possible: it must be true or false."),
-        ("--log.tensorboard", "--log.tensorboard needs a value: true or false."),
-        ("--data.train", "--data.train needs a value: a path, or a list of them."),
-        ("--model RN50", "model=RN50 is not possible: it is a section. Did you mean model.name=RN50?"),
-        ("--loss.rho_share=-1", "loss.rho_share=-1.0 must be finite"),
-        ("--loss.rho 3 --loss.rho_share 0.5", "loss.rho=3.0 says the same thing as rho_share=0.5"),
-    ],
-)  # fmt: skip
-def test_a_mistake_on_the_command_line_is_told_in_words(words, message):
-    with pytest.raises(ValueError) as error:  # noqa: PT011
-        resolve(parse(words.split()))
-    assert message in str(error.value)
+def error_of(words):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        resolve(parse(words))
+    return caught.value
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("words", "option", "value", "hint"),
     [
-        ("epoch: 3", "There is no option epoch. Did you mean epochs?"),
-        ("batch: {sise: 3}", "There is no option batch.sise. Did you mean batch.size?"),
-        ("batch: 64", "batch=64 is not possible: it is a section. Did you mean batch.size=64?"),
-        ("algorithms: {fastclip-v3: {roh: 5}}", "There is no option roh. Did you mean rho?"),
-        (
-            "algorithms: {fastclip-v3: {rho: five}}",
-            "algorithms.rho=five is not possible: it must be a number.",
-        ),
-        (
-            "algorithms: {fastclip-v9: {rho: 5}}",
-            "algorithm='fastclip-v9' is unknown. Did you mean fastclip-v",
-        ),
-        ("algorithms: 3", "algorithms=3 is not possible: it must be a table"),
-        ("optimizers: {adamv: {lr: 1}}", "optimizer='adamv' is unknown. Did you mean adamw?"),
-        ("optimizers: {adamw: {lr: -1}}", "optim.lr=-1.0 is not possible; try optim.lr=0.001."),
-        ("batch: {size: 1}", "batch.size=1 is not possible"),
-        ("epochs: [3", "mine.yaml is not YAML"),
-        ("just words", "mine.yaml holds no settings"),
-        ("", "mine.yaml holds no settings"),
+        ("--config emojis", "config", "emojis", "emoji?"),
+        ("--config cc3m", "config", "cc3m", "cc3m-medium?"),
+        ("--config .", "config", ".", "cc12m-large"),
+        ("--config", "config", "", "cc12m-large"),
+        ("--config --epochs 3", "config", "", "cc12m-large"),
+        ("--algorithm fastclip-v4", "algorithm", "fastclip-v4", "fastclip-v3"),
+        ("--optimizer adam", "optimizer", "adam", "adamw?"),
+        ("--epochs ten", "epochs", "ten", "a number"),
+        ("--batch.size 64.5", "batch.size", "64.5", "a whole number"),
+        ("--batch.size 1", "batch.size", 1, "1024"),
+        ("--optim.betas 0.9", "optim.betas", "0.9", "[0.9, 0.98]"),
+        ("--precision fp16", "precision", "fp16", "float16?"),
+        ("--loss.gamma_schedule cosin", "loss.gamma_schedule", "cosin", "cosine?"),
+        ("--log.tensorboard maybe", "log.tensorboard", "maybe", "true or false"),
+        ("--log.tensorboard", "log.tensorboard", "", "true or false"),
+        ("--data.train", "data.train", "", "a path"),
+        ("--model RN50", "model", "RN50", "model.name=RN50?"),
+        ("--loss.rho_share=-1", "loss.rho_share", -1.0, ""),
+        ("--loss.rho 3 --loss.rho_share 0.5", "loss.rho", 3.0, "rho_share"),
     ],
 )
-def test_a_mistake_in_a_file_is_told_in_words(text, message, tmp_path):
+def test_a_wrong_value_is_named_with_its_option_and_what_would_work(words, option, value, hint):
+    error = error_of(words.split())
+    assert isinstance(error, OptionError)
+    assert (error.option, error.value) == (option, value)
+    assert hint in str(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "suggestions"),
+    [
+        ("--algoritm sogclr", "algoritm", ["algorithm"]),
+        ("--loss.roh=5", "loss.roh", ["loss.rho"]),
+        ("--lr 1e-3", "lr", ["optim.lr"]),
+        ("--batch-size 64", "batch-size", ["batch.size"]),
+        ("--every_steps 3", "every_steps", ["checkpoint.every_steps", "log.every_steps"]),
+        ("--no.such.thing 3", "no.such.thing", []),
+    ],
+)
+def test_an_unknown_option_gets_suggestions(words, option, suggestions):
+    error = error_of(words.split())
+    assert isinstance(error, UnknownOption)
+    assert error.option == option
+    assert sorted(error.suggestions) == suggestions
+
+
+def test_a_value_too_many_is_named():
+    assert "'b.tar'" in str(error_of(["--data.train", "a.tar", "b.tar"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "value"),
+    [
+        ("batch: 64", "batch", 64),
+        ("algorithms: {fastclip-v3: {rho: five}}", "algorithms.rho", "five"),
+        ("algorithms: {fastclip-v9: {rho: 5}}", "algorithm", "fastclip-v9"),
+        ("algorithms: 3", "algorithms", "3"),
+        ("optimizers: {adamv: {lr: 1}}", "optimizer", "adamv"),
+        ("optimizers: {adamw: {lr: -1}}", "optim.lr", -1.0),
+        ("batch: {size: 1}", "batch.size", 1),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_named(text, option, value, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    error = error_of(["--config", str(tmp_path / "mine.yaml")])
+    assert isinstance(error, OptionError)
+    assert (error.option, error.value) == (option, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "suggestion"),
+    [
+        ("epoch: 3", "epoch", "epochs"),
+        ("batch: {sise: 3}", "batch.sise", "batch.size"),
+        ("algorithms: {fastclip-v3: {roh: 5}}", "roh", "rho"),
+    ],
+)
+def test_an_unknown_option_in_a_file_gets_a_suggestion(text, option, suggestion, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    error = error_of(["--config", str(tmp_path / "mine.yaml")])
+    assert isinstance(error, UnknownOption)
+    assert (error.option, error.suggestions) == (option, [suggestion])
+
+
+@pytest.mark.parametrize("text", ["epochs: [3", "just words", "", "é".encode("latin-1")])
+def test_a_file_without_settings_is_named(text, tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError) as error:  # noqa: PT011
-        parse(["--config", str(path)])
-    assert message in str(error.value)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    error = error_of(["--config", str(path)])
+    assert isinstance(error, PathError)
+    assert error.path == str(path)
 
 
-def test_a_runs_folder_given_as_config_leads_to_its_file(tmp_path):
+def test_a_run_folder_as_config_leads_to_its_file(tmp_path):
     (tmp_path / "config.yaml").write_text("epochs: 3")
-    with pytest.raises(ValueError, match=f"is a folder. Give a YAML file: {tmp_path}/config.yaml"):
+    with pytest.raises(OptionError) as caught:
         find_recipe(str(tmp_path))
+    assert caught.value.example == tmp_path / "config.yaml"
 
 
-def test_a_mistake_is_one_line_and_exit_code_1(capsys):
+def test_an_error_is_one_line_and_exit_code_1(capsys):
     assert main(["train", "--config", "scenes", "--algorithm", "fastclip-v1", "--loss.rho", "3"]) == 1
-    line = "fastclip train: loss.rho=3.0 has no effect with fastclip-v1: its loss has no ρ. Leave it out."
-    assert capsys.readouterr().err == line + "\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fastclip train: loss.rho=3.0 ")
 
 
-def test_help_and_mistakes_come_before_torch_is_imported():
+def test_help_and_errors_need_no_torch():
     code = """if True:
         import contextlib, sys
         from fastclip.cli import main
@@ -314,7 +349,7 @@ def test_help_and_mistakes_come_before_torch_is_imported():
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert run.returncode == 0, run.stderr
-    assert "optim.momentum=0.9 has no effect with adamw" in run.stderr
+    assert "optim.momentum=0.9" in run.stderr
 
 
 def test_help_teaches():
@@ -324,7 +359,7 @@ def test_help_teaches():
     assert run.returncode == 0, run.stderr
     for name in [*recipe_names(), *ALGORITHMS]:
         assert name in run.stdout
-    for taught in ("75 stopped", "call again to go on", "config.yaml", "torchrun", "(default: fastclip-v3)"):
+    for taught in ("Exit codes:", "75", "config.yaml", "torchrun", "(default: fastclip-v3)"):
         assert taught in run.stdout
     for noise in ("type: ", "null", "Path to a configuration file", "LossOptions"):
         assert noise not in run.stdout

@@ -1,4 +1,4 @@
-"""Small collections of pairs for the tests, in every form, and broken ones."""
+"""Small collections of pairs for the tests, in every format."""
 
 import io
 import tarfile
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def picture(number, size=(40, 30), mode="RGB"):
-    """A picture that differs from every other number's."""
+    """A different image for each number."""
     pixels = np.random.default_rng(number).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
     return Image.fromarray(pixels).convert(mode)
 
@@ -25,7 +25,7 @@ def png(number, **options):
 
 
 def write_tar(path, members):
-    """A shard of (name, bytes) members in this order."""
+    """Write a shard of (name, bytes) members in this order."""
     with tarfile.open(path, "w") as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
@@ -43,7 +43,7 @@ def pair_members(numbers):
 
 
 def write_shards(folder, n=60, shards=3):
-    """`shards` tars with n pairs in all, of unequal sizes."""
+    """Write n pairs into `shards` tars of unequal sizes."""
     folder.mkdir(parents=True, exist_ok=True)
     for i, (start, end) in enumerate(pairwise(np.linspace(0, n, shards + 1).astype(int))):
         write_tar(folder / f"{i:05d}.tar", pair_members(range(start, end)))

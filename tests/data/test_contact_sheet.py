@@ -1,4 +1,4 @@
-"""Contact sheets: every picture in its cell, whole and in its shape, and any words below it."""
+"""Contact sheets: each image in its cell, uncropped and undistorted, with any text below it."""
 
 import numpy as np
 import pytest
@@ -18,19 +18,19 @@ def cell(sheet, row, column):
     return sheet[row * (CELL + TEXT) :, column * CELL :][:CELL, :CELL]
 
 
-def words(sheet, row, column):
+def text(sheet, row, column):
     return sheet[row * (CELL + TEXT) + CELL :, column * CELL :][:TEXT, :CELL]
 
 
 @pytest.mark.parametrize(
     ("count", "columns", "rows"), [(0, 1, 1), (1, 1, 1), (4, 4, 1), (6, 6, 1), (7, 6, 2)]
 )
-def test_it_is_as_large_as_its_pictures_need(tmp_path, count, columns, rows):
+def test_sheet_is_as_large_as_its_images_need(tmp_path, count, columns, rows):
     sheet = sheet_of(tmp_path, [(Image.new("RGB", (8, 8), "red"), "x")] * count)
     assert sheet.shape == (rows * (CELL + TEXT), columns * CELL, 3)
 
 
-def test_pictures_go_from_left_to_right_and_top_to_bottom(tmp_path):
+def test_images_go_from_left_to_right_and_top_to_bottom(tmp_path):
     colours = [(10 * i, 250 - 10 * i, 7) for i in range(5)]
     sheet = sheet_of(tmp_path, [(Image.new("RGB", (9, 9), colour), "") for colour in colours], columns=3)
     for i, colour in enumerate(colours):
@@ -39,7 +39,7 @@ def test_pictures_go_from_left_to_right_and_top_to_bottom(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(300, 100), (100, 300), (1, 1), (2000, 1)])
-def test_a_picture_keeps_its_shape_in_the_middle_of_its_cell(tmp_path, size):
+def test_image_keeps_its_aspect_ratio_and_is_centred(tmp_path, size):
     shown = cell(sheet_of(tmp_path, [(Image.new("RGB", size, "red"), "")]), 0, 0)
     ys, xs = np.nonzero((shown == (255, 0, 0)).all(axis=2))
     side = CELL - 12
@@ -49,22 +49,22 @@ def test_a_picture_keeps_its_shape_in_the_middle_of_its_cell(tmp_path, size):
     assert abs(ys.mean() - (CELL - 1) / 2) <= 1
 
 
-def test_a_white_picture_has_a_frame(tmp_path):
+def test_white_image_has_a_frame(tmp_path):
     shown = cell(sheet_of(tmp_path, [(Image.new("RGB", (9, 9), "white"), "")]), 0, 0)
     assert (shown == GREY).all(axis=2).sum() == 4 * (CELL - 12) + 4
 
 
-def test_without_a_picture_the_words_are_there_alone(tmp_path):
+def test_cell_without_an_image_has_its_text(tmp_path):
     sheet = sheet_of(tmp_path, [(None, "[truncated JPEG]")])
     assert (cell(sheet, 0, 0) == 255).all()
-    assert (words(sheet, 0, 0) < 128).any()
+    assert (text(sheet, 0, 0) < 128).any()
 
 
-def test_each_line_begins_anew_and_more_than_three_are_cut(tmp_path):
-    one = words(sheet_of(tmp_path, [(None, "0.839")]), 0, 0)
-    two = words(sheet_of(tmp_path, [(None, "0.839\na.png")]), 0, 0)
-    three = words(sheet_of(tmp_path, [(None, "0.839\na.png\nb")]), 0, 0)
-    four = words(sheet_of(tmp_path, [(None, "0.839\na.png\nb\nc")]), 0, 0)
+def test_newlines_break_lines_and_only_three_are_shown(tmp_path):
+    one = text(sheet_of(tmp_path, [(None, "0.839")]), 0, 0)
+    two = text(sheet_of(tmp_path, [(None, "0.839\na.png")]), 0, 0)
+    three = text(sheet_of(tmp_path, [(None, "0.839\na.png\nb")]), 0, 0)
+    four = text(sheet_of(tmp_path, [(None, "0.839\na.png\nb\nc")]), 0, 0)
     assert (one[:12] == two[:12]).all()
     assert (one[14:] == 255).all()
     assert (two[14:24] < 128).any()
@@ -72,7 +72,7 @@ def test_each_line_begins_anew_and_more_than_three_are_cut(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["猫.png", "❤️", "x" * 500, "a b " * 200, "", "\n\n", "tab\there"])
-def test_any_words_stay_below_their_picture(tmp_path, name):
+def test_any_text_stays_below_its_image(tmp_path, name):
     sheet = sheet_of(tmp_path, [(None, name), (None, "")])
     assert (cell(sheet, 0, 0) == 255).all()
-    assert (words(sheet, 0, 1) == 255).all()  # the neighbour's place
+    assert (text(sheet, 0, 1) == 255).all()  # the neighbour's

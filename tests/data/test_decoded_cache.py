@@ -1,4 +1,4 @@
-"""Images kept decoded. (That batches are the same with and without them is tested in test_loader.py.)"""
+"""The cache of decoded images. (test_loader.py tests that batches are the same with and without it.)"""
 
 import os
 import pickle
@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fastclip.data.decoded_cache import DecodedCache
+from fastclip.data.decoded_cache import CacheTooLarge, DecodedCache
 from fastclip.data.images import UnusableSample
 from fastclip.data.manifest import open_manifest
 from tests.data.collections import picture, png, write_shards, write_tar
@@ -14,45 +14,50 @@ from tests.data.collections import picture, png, write_shards, write_tar
 PIXELS = 1_000_000
 
 
-def test_pixels_are_those_of_the_images_and_bad_ones_say_why(tmp_path):
+def test_cache_has_the_pixels_of_images_and_the_reasons_of_unusable_ones(tmp_path):
     members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1)[:100]), ("b.txt", b"x")]
     manifest = open_manifest(str(write_tar(tmp_path / "s.tar", members)))
-    kept = DecodedCache.open(manifest, PIXELS)
-    assert (kept.image(0) == np.asarray(picture(0))).all()
-    with pytest.raises(UnusableSample, match="truncated PNG"):
-        kept.image(1)
-    assert len(pickle.dumps(kept)) < 300
-    assert (pickle.loads(pickle.dumps(kept)).image(0) == kept.image(0)).all()
+    decoded = DecodedCache.open(manifest, PIXELS)
+    assert (decoded.image(0) == np.asarray(picture(0))).all()
+    with pytest.raises(UnusableSample) as caught:
+        decoded.image(1)
+    assert str(caught.value) == "truncated PNG"
+    assert len(pickle.dumps(decoded)) < 300
+    assert (pickle.loads(pickle.dumps(decoded)).image(0) == decoded.image(0)).all()
 
 
-def test_a_changed_image_is_decoded_anew(tmp_path):
+def test_changed_image_is_decoded_again(tmp_path):
     (tmp_path / "t.csv").write_text("image,caption\na.png,x\n")
     for number in (1, 2):
         (tmp_path / "a.png").write_bytes(png(number))
         os.utime(tmp_path / "a.png", (number, number))
-        kept = DecodedCache.open(open_manifest(str(tmp_path / "t.csv")), PIXELS)
-        assert (kept.image(0) == np.asarray(picture(number))).all()
+        decoded = DecodedCache.open(open_manifest(str(tmp_path / "t.csv")), PIXELS)
+        assert (decoded.image(0) == np.asarray(picture(number))).all()
 
 
-def test_a_second_opening_decodes_nothing(tmp_path, monkeypatch):
+def test_second_opening_decodes_nothing(tmp_path):
     manifest = open_manifest(str(write_shards(tmp_path / "data", 6, 2)))
-    DecodedCache.open(manifest, PIXELS)
-    monkeypatch.setattr("fastclip.data.decoded_cache.upright_rgb", None)
-    assert DecodedCache.open(manifest, PIXELS).image(5).shape == (30, 40, 3)
+    done = []
+    for _ in range(2):
+        decoded = DecodedCache.open(manifest, PIXELS, chunk=2, progress=lambda *counts: done.append(counts))
+    assert done == [(2, 6), (4, 6), (6, 6)]  # of the first
+    assert decoded.image(5).shape == (30, 40, 3)
 
 
-def test_a_collection_that_would_not_fit_is_refused(tmp_path, monkeypatch, cache):
+def test_collection_that_would_not_fit_is_rejected(tmp_path, cache):
     manifest = open_manifest(str(write_shards(tmp_path / "data", 6, 2)))
-    monkeypatch.setattr("fastclip.data.decoded_cache._free_memory", lambda: 100)
-    with pytest.raises(MemoryError, match="Train without keeping them decoded"):
-        DecodedCache.open(manifest, PIXELS)
+    with pytest.raises(CacheTooLarge) as caught:
+        DecodedCache.open(manifest, PIXELS, memory=lambda: 100)
+    assert (caught.value.needed, caught.value.free) == (6 * 30 * 40 * 3, 100)
+    assert "--data.keep_decoded false" in str(caught.value)
     assert not [path for path in (cache / "decoded").iterdir() if path.suffix != ".lock"]
 
 
-def test_many_images_are_decoded_on_several_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr("fastclip.data.decoded_cache._CHUNK", 8)
+def test_many_images_are_decoded_in_several_processes(tmp_path):
     manifest = open_manifest(str(write_shards(tmp_path / "many", 40, 2)))
     done = []
-    kept = DecodedCache.open(manifest, PIXELS, jobs=2, progress=lambda d, t: done.append((d, t)))
+    decoded = DecodedCache.open(
+        manifest, PIXELS, jobs=2, chunk=8, progress=lambda *counts: done.append(counts)
+    )
     assert done[-1] == (40, 40)
-    assert all((kept.image(i) == np.asarray(picture(i))).all() for i in range(40))
+    assert all((decoded.image(i) == np.asarray(picture(i))).all() for i in range(40))

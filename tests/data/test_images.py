@@ -1,4 +1,4 @@
-"""Every kind of image file gives a picture or a reason, through both decoders, and never a warning."""
+"""Every kind of image file is decoded or rejected with a reason, by both decoders, without warnings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def transparent_palette() -> bytes:
     image = Image.new("P", (40, 30), 0)
     image.putpalette([255, 0, 0, 0, 255, 0])
     image.paste(1, (20, 0, 40, 30))
-    return file(image, "PNG", transparency=bytes([255, 0]))  # red, and green that cannot be seen
+    return file(image, "PNG", transparency=bytes([255, 0]))  # red, and fully transparent green
 
 
 def animated(format: str, **options) -> bytes:
@@ -59,7 +59,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_image_gives_a_picture(kind):
+def test_every_kind_of_image_is_decoded(kind):
     data, colour = KINDS[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -72,25 +72,25 @@ def test_every_kind_of_image_gives_a_picture(kind):
         assert decoder("fast", Augment()).train(data, 3).shape == (224, 224, 3)
 
 
-def test_transparent_palette_is_white_where_nothing_is_seen():
+def test_transparent_palette_is_white_where_transparent():
     assert upright_rgb(transparent_palette()).getpixel((30, 5)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_images_are_turned_as_exif_says(orientation, format):
+def test_images_are_turned_by_their_exif_orientation(orientation, format):
     upright = picture(48, 32)
     turn_back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the inverse of each turn, PIL's numbers
     stored = upright if orientation == 1 else upright.transpose(Image.Transpose(turn_back[orientation]))
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format, {})
-    found = upright_rgb(file(stored, format, exif=exif, **options))
-    assert found.size == upright.size
-    assert np.abs(np.asarray(found, int) - np.asarray(upright, int)).mean() < 3
+    turned = upright_rgb(file(stored, format, exif=exif, **options))
+    assert turned.size == upright.size
+    assert np.abs(np.asarray(turned, int) - np.asarray(upright, int)).mean() < 3
 
 
-def test_damaged_exif_does_not_cost_the_picture():
+def test_image_with_damaged_exif_is_decoded():
     data = file(picture(40, 30), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff garbage")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -99,7 +99,7 @@ def test_damaged_exif_does_not_cost_the_picture():
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of a hundred bytes whose header promises an enormous image."""
+    """A PNG of a hundred bytes whose header declares an enormous image."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -111,29 +111,30 @@ def bomb(width: int, height: int) -> bytes:
 
 
 PHOTO = file(picture(300, 200), "JPEG")
+# Bytes, and what the reason names: the format, sizes, limits
 BAD = {
     "empty": (b"", "0 bytes"),
     "half a jpeg": (PHOTO[: len(PHOTO) // 2], "truncated JPEG"),
     "jpeg without its end": (PHOTO[:-300], "truncated JPEG"),
     "progressive": (file(picture(300, 200), "JPEG", progressive=True)[:-3000], "truncated JPEG"),
-    "jpeg's first bytes": (PHOTO[:20], "(truncated|damaged) JPEG"),
+    "jpeg's first bytes": (PHOTO[:20], "JPEG"),
     "half a png": (file(picture(300, 200), "PNG")[:9000], "truncated PNG"),
-    "half a gif": (file(picture(300, 200), "GIF")[:9000], "(truncated|damaged) GIF"),
-    "half a webp": (file(picture(300, 200), "WEBP")[:900], "(truncated|damaged) WebP"),
-    "half a tiff": (file(picture(300, 200), "TIFF")[:9000], "(truncated|damaged) TIFF"),
-    "a page": (b"<!DOCTYPE html><html>404</html>", "a web page"),
+    "half a gif": (file(picture(300, 200), "GIF")[:9000], "GIF"),
+    "half a webp": (file(picture(300, 200), "WEBP")[:900], "WebP"),
+    "half a tiff": (file(picture(300, 200), "TIFF")[:9000], "TIFF"),
+    "a page": (b"<!DOCTYPE html><html>404</html>", "web page"),
     "text": (b"once upon a time", "not an image"),
     "noise": (np.random.default_rng(0).bytes(2000), "not an image"),
     "float tiff": (file(Image.new("F", (9, 9)), "TIFF"), "32-bit TIFF"),
-    "too large": (bomb(12_000, 9_000), r"12,000 x 9,000 px exceeds max_pixels=64,000,000"),
-    "far too large": (bomb(2_000_000, 900_000), "exceeds max_pixels"),
+    "too large": (bomb(12_000, 9_000), "12,000 x 9,000 px exceeds max_pixels=64,000,000"),
+    "far too large": (bomb(2_000_000, 900_000), "2,000,000 x 900,000 px"),
     "nothing inside": (bomb(100, 100), "PNG"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_file_is_refused_with_a_reason(kind, monkeypatch):
+def test_unusable_file_is_rejected_with_a_reason(kind, monkeypatch):
     data, reason = BAD[kind]
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as other libraries set it
     limits = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
@@ -143,14 +144,15 @@ def test_a_bad_file_is_refused_with_a_reason(kind, monkeypatch):
             upright_rgb,
             *(lambda d, n=n: decoder(n, Augment()).train(d, 0) for n in ("exact", "fast")),
         ):
-            with pytest.raises(UnusableSample, match=reason):
+            with pytest.raises(UnusableSample) as caught:
                 act(data)
+            assert reason in str(caught.value)
     assert limits == (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from([PHOTO, *(data for data, _ in KINDS.values())]), st.data())
-def test_damaged_bytes_give_a_picture_or_a_reason(data, draw):
+def test_damaged_bytes_give_an_image_or_a_reason(data, draw):
     damaged = bytearray(data)
     for _ in range(draw.draw(st.integers(1, 8))):
         damaged[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
@@ -164,24 +166,25 @@ def test_damaged_bytes_give_a_picture_or_a_reason(data, draw):
                 assert str(error)  # noqa: PT017
 
 
-def test_the_header_tells_the_size_without_decoding():
+def test_header_gives_the_size_without_decoding():
     assert open_image(PHOTO[:700]).size == (300, 200)
 
 
-def test_the_limit_can_be_moved():
+def test_pixel_limit_can_be_changed():
     data = file(picture(30, 20), "PNG")
     assert upright_rgb(data, max_pixels=600).size == (30, 20)
-    with pytest.raises(UnusableSample, match="30 x 20 px exceeds max_pixels=599"):
+    with pytest.raises(UnusableSample) as caught:
         upright_rgb(data, max_pixels=599)
+    assert "30 x 20 px exceeds max_pixels=599" in str(caught.value)
 
 
-def test_thumbnails_are_small_and_keep_their_shape():
+def test_thumbnails_are_small_and_keep_their_aspect_ratio():
     large, small = (Image.open(io.BytesIO(thumbnail(_jpeg(size), 256))) for size in ((1200, 600), (40, 30)))
     assert large.format == small.format == "WEBP"
     assert large.size == (256, 128)
-    assert small.size == (40, 30)  # none is made larger
+    assert small.size == (40, 30)  # never enlarged
     with pytest.raises(UnusableSample):
-        thumbnail(b"words", 256)
+        thumbnail(b"text", 256)
 
 
 def _jpeg(size):

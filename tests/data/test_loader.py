@@ -1,5 +1,6 @@
-"""The loader: the same tensors whatever the workers, ranks and interruptions; no silent loss."""
+"""The loader: the same tensors with any number of loader workers, ranks and interruptions; no silent loss."""
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -10,8 +11,9 @@ import torch
 from fastclip.data.decode import Augment, decoder
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.loader import PairLoader, TooManyBadSamples
-from fastclip.data.manifest import open_manifest
+from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
+from fastclip.errors import InputError, OptionError
 from tests.data.collections import pair_members, png, write_shards, write_tar
 
 AUGMENT = Augment(image_size=16, scale=(0.4, 1.0))
@@ -46,7 +48,7 @@ def manifest(tmp_path):
 
 @pytest.mark.parametrize("shuffle", ["full", "blocks"])
 @pytest.mark.parametrize("name", ["exact", "fast"])
-def test_workers_and_ranks_change_nothing(manifest, shuffle, name):
+def test_batches_do_not_depend_on_loader_workers_and_ranks(manifest, shuffle, name):
     alone = batches(manifest, shuffle=shuffle, name=name)
     assert same(alone, batches(manifest, shuffle=shuffle, name=name, workers=2))
     for K, workers in ((2, 1), (4, 0)):
@@ -61,8 +63,8 @@ def test_workers_and_ranks_change_nothing(manifest, shuffle, name):
 
 
 @pytest.mark.parametrize("killed_at", [0, 3, 4])
-def test_going_on_at_the_next_step_gives_the_same_tensors(manifest, killed_at):
-    """With another number of workers and ranks than before."""
+def test_resuming_at_the_next_step_gives_the_same_tensors(manifest, killed_at):
+    """With another number of loader workers and ranks than before."""
     whole = batches(manifest, workers=2)
     rest = [
         batches(manifest, start_step=killed_at + 1, rank=rank, world_size=2, workers=1 - rank)
@@ -73,7 +75,7 @@ def test_going_on_at_the_next_step_gives_the_same_tensors(manifest, killed_at):
         assert torch.equal(torch.cat([part[offset].index for part in rest]), expected.index)
 
 
-def test_pairs_belong_together_and_each_epoch_augments_anew(manifest):
+def test_images_match_their_captions_and_each_epoch_augments_differently(manifest):
     seen = {}
     for batch in batches(manifest, stop_step=8):
         for image, tokens, index in zip(batch.images, batch.tokens, batch.index.tolist(), strict=True):
@@ -85,7 +87,7 @@ def test_pairs_belong_together_and_each_epoch_augments_anew(manifest):
     assert not any(torch.equal(images[0], images[1]) for images in twice)
 
 
-def test_the_processs_own_randomness_is_left_alone(manifest):
+def test_random_state_of_the_process_is_unchanged(manifest):
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -93,10 +95,10 @@ def test_the_processs_own_randomness_is_left_alone(manifest):
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_kept_images_give_the_same_batches(manifest):
+def test_decoded_cache_gives_the_same_batches(manifest):
     for name in ("exact", "fast"):
-        kept = DecodedCache.open(manifest, AUGMENT.max_pixels)
-        assert same(batches(manifest, name=name), batches(manifest, name=name, kept=kept, workers=2))
+        decoded = DecodedCache.open(manifest, AUGMENT.max_pixels)
+        assert same(batches(manifest, name=name), batches(manifest, name=name, decoded=decoded, workers=2))
 
 
 def damaged(tmp_path, bad=(5, 6, 20), n=30):
@@ -111,11 +113,11 @@ def damaged(tmp_path, bad=(5, 6, 20), n=30):
     return open_manifest(str(write_tar(tmp_path / "damaged.tar", members)))
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_bad_sample_is_replaced_by_its_neighbour_logged_and_counted(tmp_path, workers, keep, caplog):
+def test_unusable_sample_is_replaced_by_its_neighbour_logged_and_counted(tmp_path, workers, cached, caplog):
     manifest = damaged(tmp_path)
-    kept = DecodedCache.open(manifest, AUGMENT.max_pixels) if keep else None
+    decoded = DecodedCache.open(manifest, AUGMENT.max_pixels) if cached else None
     order = Order(30, 10, shuffle="none")
     loader = PairLoader(
         manifest,
@@ -125,21 +127,23 @@ def test_a_bad_sample_is_replaced_by_its_neighbour_logged_and_counted(tmp_path, 
         stop_step=3,
         workers=workers,
         max_bad=0.5,
-        kept=kept,
+        decoded=decoded,
     )
     with caplog.at_level(logging.WARNING):
         index = torch.cat([batch.index for batch in loader]).tolist()
     expected = list(range(30))
-    expected[5] = expected[6] = 7  # a sample that was not seen is not in the index: its state stays untouched
+    expected[5] = expected[6] = 7  # an unseen sample is not in the index: its state is unchanged
     expected[20], expected[11] = 21, 12
     assert index == expected
     assert sorted(loader.bad.samples) == [5, 6, 11, 20]
-    assert "4 pairs could not be used" in loader.bad.summary()
+    assert loader.bad.summary().startswith("4 pairs ")
     assert "1 × empty caption" in loader.bad.summary()
-    assert f"sample 5 of {manifest.where(5)} is left out: " in caplog.text
+    assert sorted(record.args[0] for record in caplog.records) == [5, 6, 11, 20]
+    assert {record.args[1] for record in caplog.records} == {manifest.where(5)}
+    assert {record.args[0]: record.args[2] for record in caplog.records}[11] == "empty caption"
 
 
-def test_bad_samples_are_counted_once_whatever_the_workers_and_epochs(tmp_path):
+def test_unusable_samples_are_counted_once_over_ranks_and_epochs(tmp_path):
     manifest = damaged(tmp_path)
     for K in (1, 2, 4):
         order = Order(30, 4)
@@ -159,13 +163,16 @@ def test_bad_samples_are_counted_once_whatever_the_workers_and_epochs(tmp_path):
             assert set(loader.bad.samples) <= {5, 6, 11, 20}
 
 
-def test_an_error_that_is_not_the_samples_stops_the_loader(manifest, monkeypatch):
-    def broken(*args):
-        raise OSError(5, "Input/output error")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_error_that_is_not_the_samples_stops_the_loader(manifest, workers):
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        batches(FailingDisk(manifest.folder), workers=workers)
+    assert workers or caught.value.errno == errno.EIO
 
-    monkeypatch.setattr("os.pread", broken)
-    with pytest.raises(OSError, match="Input/output error"):
-        batches(manifest)
+
+class FailingDisk(Manifest):
+    def image_at(self, place):
+        raise OSError(errno.EIO, "Input/output error")
 
 
 def _consume(folder, cache, ready):
@@ -176,8 +183,8 @@ def _consume(folder, cache, ready):
         ready.put(batch.step)
 
 
-def test_a_killed_consumer_does_not_matter(tmp_path, cache):
-    """SIGKILL while its workers are alive; another process goes on with the next step."""
+def test_run_resumes_after_a_killed_process(tmp_path, cache):
+    """SIGKILL while its loader workers are alive; another process resumes at the next step."""
     folder = str(write_shards(tmp_path / "data", 30, 3))
     whole = batches(open_manifest(folder), stop_step=12)
     context = multiprocessing.get_context("fork")
@@ -192,27 +199,38 @@ def test_a_killed_consumer_does_not_matter(tmp_path, cache):
     assert same(rest, whole[step + 1 :])
 
 
-def test_too_many_bad_samples_stop_with_the_worst_shards(tmp_path):
+def test_too_many_unusable_samples_raise_with_the_worst_files(tmp_path):
     manifest = damaged(tmp_path)
-    with pytest.raises(
-        TooManyBadSamples, match=r"More than 5.0% of the collection is broken.*damaged.tar \(2\)"
-    ):
+    with pytest.raises(TooManyBadSamples) as caught:
         batches(manifest, shuffle="none", max_bad=0.05, batch=10, stop_step=3)
+    assert caught.value.files == {manifest.files[0]: 2}
+    assert all(text in str(caught.value) for text in ("5.0%", f"{manifest.files[0]} (2)", "--data.max_bad"))
+
+
+def test_pairs_that_indexing_skipped_count_as_unusable(tmp_path):
     members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1))]
     lossy = open_manifest(str(write_tar(tmp_path / "lossy.tar", members)))
-    with pytest.raises(TooManyBadSamples, match=r"1 × no caption. The worst files: .*lossy.tar \(1\)"):
+    with pytest.raises(TooManyBadSamples) as caught:
         batches(lossy)
+    assert (caught.value.reasons, caught.value.files) == ({"no caption": 1}, {lossy.files[0]: 1})
 
 
-def test_a_collection_of_nothing_but_broken_images_ends(tmp_path):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_search_for_a_usable_neighbour_ends(tmp_path, workers):
     manifest = damaged(tmp_path, bad=range(40), n=40)
-    with pytest.raises(TooManyBadSamples, match="32 neighbouring pairs from 0 on"):
-        batches(manifest, shuffle="none", max_bad=0.99)
+    with pytest.raises(TooManyBadSamples) as caught:
+        batches(manifest, shuffle="none", max_bad=0.99, workers=workers)
+    assert caught.value.files == ({} if workers else {manifest.files[0]: 32})
+    assert manifest.files[0] in str(caught.value)
 
 
-def test_wrong_options_are_refused(manifest):
-    order = Order(31, 8)
-    with pytest.raises(ValueError, match="order is for 31 samples, the manifest has 30"):
-        PairLoader(manifest, order, decoder("exact", AUGMENT), tokenizer, stop_step=1)
-    with pytest.raises(ValueError, match=r"max_bad=1.5 must lie in \[0, 1\)"):
+def test_order_of_another_collection_is_rejected(manifest):
+    with pytest.raises(InputError) as caught:
+        PairLoader(manifest, Order(31, 8), decoder("exact", AUGMENT), tokenizer, stop_step=1)
+    assert caught.value.argument == "order"
+
+
+def test_max_bad_must_be_a_fraction(manifest):
+    with pytest.raises(OptionError) as caught:
         batches(manifest, max_bad=1.5)
+    assert (caught.value.option, caught.value.value) == ("data.max_bad", 1.5)

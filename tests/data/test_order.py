@@ -1,4 +1,4 @@
-"""The order of samples: a pure function, each id once an epoch, the same at every world size."""
+"""The order of samples: a pure function, each id once per epoch, the same at every world size."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastclip.data.order import Order, permute, seed_of
+from fastclip.errors import InputError, OptionError
 
 
 @given(n=st.integers(1, 3000), key=st.tuples(st.integers(0, 2**40), st.integers(0, 100)))
-def test_permute_is_a_permutation_and_can_be_asked_in_parts(n, key):
+def test_permute_is_a_permutation_and_can_be_evaluated_in_parts(n, key):
     whole = permute(np.arange(n), n, key)
     assert sorted(whole.tolist()) == list(range(n))
     part = np.arange(n)[:: max(1, n // 7)]
@@ -17,7 +18,7 @@ def test_permute_is_a_permutation_and_can_be_asked_in_parts(n, key):
 
 
 def test_permutations_look_random():
-    """Over many keys, each sample lands on each place about equally often, also next to its neighbour."""
+    """Over many keys, samples and gaps between neighbours are uniform over positions."""
     n, keys = 24, 8_000
     places = np.stack([permute(np.arange(n), n, (key, 0)) for key in range(keys)])
     counts = np.stack([np.bincount(places[:, i], minlength=n) for i in range(n)])
@@ -29,7 +30,7 @@ def test_permutations_look_random():
 
 
 @pytest.mark.parametrize("shuffle", ["full", "blocks"])
-def test_ten_thousand_cases_every_epoch_sees_each_sample_once_at_every_world_size(shuffle):
+def test_every_epoch_sees_each_sample_once_at_every_world_size(shuffle):
     random = np.random.default_rng(0)
     for case in range(5000):
         n, batch = int(random.integers(1, 25)), int(random.choice([8, 12, 40]))
@@ -47,7 +48,7 @@ def test_ten_thousand_cases_every_epoch_sees_each_sample_once_at_every_world_siz
         assert sorted(seen) == list(range(n)), case
 
 
-def test_the_remainder_goes_on_into_the_next_epoch():
+def test_batch_continues_into_the_next_epoch():
     order = Order(10, 4, shuffle="none")
     assert order.global_batch(2).ids.tolist() == [8, 9, 0, 1]
     assert order.global_batch(2).epochs.tolist() == [0, 0, 1, 1]
@@ -78,16 +79,28 @@ def test_seeds_are_distinct_and_fit_63_bits():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "argument"),
     [
-        ({"n": 0}, "n=0"),
-        ({"shuffle": "some"}, "Choose 'full', 'blocks' or 'none'"),
-        ({"window": 0}, "window=0"),
-        ({"shuffle": "blocks", "block_ends": np.array([3, 5])}, "must rise to n=10"),
+        ({"n": 0}, "n"),
+        ({"batch": 0}, "batch"),
+        ({"shuffle": "blocks", "block_ends": np.array([3, 5])}, "block_ends"),
+        ({"shuffle": "blocks", "block_ends": np.array([5, 3, 10])}, "block_ends"),
     ],
 )
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_arguments_are_rejected(options, argument):
+    with pytest.raises(InputError) as caught:
         Order(**({"n": 10, "batch": 4} | options))
-    with pytest.raises(ValueError, match=r"batch of 10 cannot be divided by 4 workers; try 8"):
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize(("name", "value"), [("shuffle", "some"), ("window", 0)])
+def test_invalid_options_are_rejected(name, value):
+    with pytest.raises(OptionError) as caught:
+        Order(10, 4, **{name: value})
+    assert (caught.value.option, caught.value.value) == (f"data.{name}", value)
+
+
+def test_batch_must_be_divisible_by_the_number_of_ranks():
+    with pytest.raises(OptionError) as caught:
         Order(100, 10).local_batch(0, 0, 4)
+    assert (caught.value.option, caught.value.value, caught.value.example) == ("batch.size", 10, 8)

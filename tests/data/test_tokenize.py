@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastclip.data import tokenize
 from fastclip.data.tokenize import Tokenizer
 
 THEIRS = open_clip.get_tokenizer("ViT-B-32")
@@ -34,7 +33,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_odd_captions_have_open_clips_tokens(text):
+def test_unusual_captions_have_open_clips_tokens(text):
     assert torch.equal(OURS(text), THEIRS(text))
 
 
@@ -55,24 +54,23 @@ def test_any_ascii_caption_has_open_clips_tokens(text):
     assert torch.equal(OURS([text]), THEIRS([text]))
 
 
-def test_short_context_is_cut_as_open_clip_cuts_it():
+def test_short_context_is_truncated_as_by_open_clip():
     theirs = open_clip.get_tokenizer("ViT-B-32", context_length=5)
     assert torch.equal(
         Tokenizer(theirs)("one two three four five six"), theirs("one two three four five six")
     )
 
 
-def test_other_tokenizers_take_their_own_way():
+def test_other_tokenizers_are_unchanged():
     theirs = open_clip.tokenizer.SimpleTokenizer(clean="canonicalize")
     assert torch.equal(Tokenizer(theirs)("Under_scores, and dots."), theirs("Under_scores, and dots."))
 
 
-def test_words_are_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(tokenize, "MAX_WORDS", 3)
-    ours, text = Tokenizer(THEIRS), "one two three four five six one"
+def test_number_of_cached_words_is_limited():
+    ours, text = Tokenizer(THEIRS, max_words=3), "one two three four five six one"
     assert torch.equal(ours(text), THEIRS(text))
     assert len(ours.words) <= 3
 
 
-def test_it_travels_to_a_worker():
+def test_tokenizer_can_be_pickled():
     assert torch.equal(pickle.loads(pickle.dumps(OURS))("a dog"), THEIRS("a dog"))

@@ -1,4 +1,4 @@
-"""Collections by name: the same bytes each time, nothing held out in training, and no network here."""
+"""Collections by name: reproducible to the byte, held-out sets never in training, and no network."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ import sys
 import tarfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from fastclip.config.collections import COLLECTIONS
-from fastclip.datasets import DataUnavailable, captions, get, iconify, icons, render, scenes, tasks
+from fastclip.datasets import (
+    DataUnavailable,
+    FolderInUse,
+    captions,
+    get,
+    iconify,
+    icons,
+    render,
+    scenes,
+    tasks,
+)
+from fastclip.errors import OptionError
 
 pytest.importorskip("resvg_py")
 
@@ -42,13 +54,13 @@ def icon_set(prefix: str, names: list[str], **more: object) -> dict[str, object]
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds a tiny package: ten emoji sets, four icon sets to hold out, three more."""
+    """A cache with a tiny package: ten emoji sets, four held-out icon sets, two more."""
     sets = {p: icon_set(p, THINGS + PEOPLE) for p in (*icons.EMOJI_TRAIN, *COLLECTIONS["emoji"].held_out)}
     icon_sets = [p for p in COLLECTIONS["icons"].held_out if p not in sets]
     sets |= {p: icon_set(p, [*THINGS, "bell", "bell-2"]) for p in (*icon_sets, "lucide", "famicons")}
     sets["noto"]["icons"] |= {  # type: ignore[operator]
         "ghost": {"body": '<rect width="9" height="9" fill="#fff"/>'},
-        "broken": {"body": "<rect"},
+        "damaged": {"body": "<rect"},
         "withdrawn": {"body": drawing("withdrawn"), "hidden": True},
     }
     sets["noto"]["aliases"] = {
@@ -67,20 +79,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def use_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTCLIP_CACHE", str(cache))
-    monkeypatch.setattr(tasks, "LEAST", 3)
-    monkeypatch.setattr(tasks, "LEAST_WORDS", 2)
-
-
-@pytest.fixture(scope="module")
-def emoji(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", autouse=True)
+def _small_package(cache: Path) -> Iterator[None]:
+    """Use the tiny package, and make tasks of its few examples."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTCLIP_CACHE", str(cache))
         patch.setattr(tasks, "LEAST", 3)
         patch.setattr(tasks, "LEAST_WORDS", 2)
-        return get("emoji", tmp_path_factory.mktemp("emoji"), jobs=1, progress=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def emoji(_small_package: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return get("emoji", tmp_path_factory.mktemp("emoji"), jobs=1, progress=False)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -93,50 +104,50 @@ def members(tar: Path) -> dict[str, bytes]:
 
 
 def train_pairs(out: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for tar in sorted((out / "train").glob("*.tar")):
-        found |= {n.removesuffix(".txt"): c.decode() for n, c in members(tar).items() if n.endswith(".txt")}
-    return found
+        pairs |= {n.removesuffix(".txt"): c.decode() for n, c in members(tar).items() if n.endswith(".txt")}
+    return pairs
 
 
-def test_shards_hold_whole_pairs_of_small_rgb_pictures(emoji: Path) -> None:
+def test_shards_have_complete_pairs_of_small_rgb_images(emoji: Path) -> None:
     tars = sorted((emoji / "train").iterdir())
     assert [tar.name for tar in tars] == [f"{i:05d}.tar" for i in range(8)]
     for tar in tars:
         names = list(members(tar))
         assert names[::2] == [name.replace(".txt", ".png") for name in names[1::2]]
-        picture = Image.open(io.BytesIO(members(tar)[names[0]]))
-        assert (picture.mode, picture.size, picture.getpixel((63, 63))) == ("RGB", (64, 64), (255, 255, 255))
+        image = Image.open(io.BytesIO(members(tar)[names[0]]))
+        assert (image.mode, image.size, image.getpixel((63, 63))) == ("RGB", (64, 64), (255, 255, 255))
         with tarfile.open(tar) as opened:
             assert {(m.mtime, m.uid, m.gid, m.mode, m.uname) for m in opened} == {(0, 0, 0, 0o644, "")}
 
 
-def test_two_processes_make_the_same_bytes_as_one(emoji: Path, tmp_path: Path) -> None:
+def test_two_processes_build_the_same_bytes_as_one(emoji: Path, tmp_path: Path) -> None:
     assert tree(get("emoji", tmp_path / "new", jobs=2, progress=True)) == tree(emoji)
 
 
-@pytest.mark.parametrize("pictures", [0, 20, 81, 120])
-def test_a_run_stopped_anywhere_is_continued_to_the_same_bytes(
-    emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: int
+@pytest.mark.parametrize("images", [0, 20, 81, 120])
+def test_interrupted_build_resumes_to_the_same_bytes(
+    emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: int
 ) -> None:
-    left = iter(range(pictures))
+    remaining = iter(range(images))
 
-    def stop_after_some() -> None:
-        if next(left, None) is None:
+    def interrupt() -> None:
+        if next(remaining, None) is None:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(render, "tick", stop_after_some)
+        patch.setattr(render, "tick", interrupt)
         with pytest.raises(KeyboardInterrupt):
             get("emoji", tmp_path, jobs=1, progress=False)
     assert not (tmp_path / "complete.json").exists()
-    half = tmp_path / "tasks" / "twemoji_words.7.part" / "test"  # as a kill within a task leaves it
-    half.mkdir(parents=True)
-    (half / "0.tar.7.part").touch()
+    leftover = tmp_path / "tasks" / "twemoji_words.7.part" / "test"  # of a process killed within a task
+    leftover.mkdir(parents=True)
+    (leftover / "0.tar.7.part").touch()
     assert tree(get("emoji", tmp_path, jobs=1, progress=False)) == tree(emoji)
 
 
-def test_a_killed_run_is_continued_and_keeps_its_finished_shards(emoji: Path, tmp_path: Path) -> None:
+def test_killed_build_resumes_and_keeps_its_finished_shards(emoji: Path, tmp_path: Path) -> None:
     slow = (
         "import time; from fastclip.datasets import get, render, tasks\n"
         "tasks.LEAST, tasks.LEAST_WORDS, fast = 3, 2, render.render\n"
@@ -158,25 +169,26 @@ def test_a_killed_run_is_continued_and_keeps_its_finished_shards(emoji: Path, tm
     assert first.stat().st_mtime_ns == written
 
 
-def test_a_complete_folder_is_left_alone(
-    emoji: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_complete_folder_is_unchanged(
+    emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in emoji.rglob("*")}
-    monkeypatch.setattr(iconify, "fetch", lambda **_: pytest.fail("nothing is to be read"))
+    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path))  # without the package
+    monkeypatch.setenv("PATH", "")
     with caplog.at_level("INFO"):
         get("emoji", emoji)
-    assert "complete already" in caplog.text
+    assert [record.args[0] for record in caplog.records if record.args] == [emoji]
     assert {path: path.stat().st_mtime_ns for path in emoji.rglob("*")} == before
 
 
-def test_what_was_begun_with_another_package_is_begun_again(
+def test_build_started_with_another_package_starts_again(
     emoji: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / ".records").mkdir()
     (tmp_path / ".records" / "plan.json").write_text('{"name": "emoji", "package": "1.0.0"}')
     (tmp_path / ".records" / "shard-00000.json").write_text("{}")
     assert tree(get("emoji", tmp_path, jobs=1, progress=False)) == tree(emoji)
-    assert "starting again" in caplog.text
+    assert [record.args for record in caplog.records if record.levelname == "WARNING"] == [(tmp_path,)]
 
 
 def test_held_out_sets_are_never_in_training(emoji: Path, tmp_path: Path) -> None:
@@ -185,7 +197,7 @@ def test_held_out_sets_are_never_in_training(emoji: Path, tmp_path: Path) -> Non
     pairs = train_pairs(out)
     assert {key.split("_")[0] for key in pairs} == {*icons.EMOJI_TRAIN, "lucide"}
     assert "lucide_bell" in pairs
-    assert "lucide_stolen" not in pairs  # the same picture as mdi's bell
+    assert "lucide_stolen" not in pairs  # the same image as mdi's bell
     tested = {path.name.split("_")[0] for path in (out / "tasks").glob("*_retrieval")}
     assert tested == {*COLLECTIONS["icons"].held_out}
     summary = json.loads((out / "complete.json").read_text())
@@ -193,18 +205,18 @@ def test_held_out_sets_are_never_in_training(emoji: Path, tmp_path: Path) -> Non
     assert summary["left_out"]["sets that copy a held-out one"] == ["famicons"]
 
 
-def test_hidden_blank_broken_and_merely_renamed_icons_are_left_out_and_counted(emoji: Path) -> None:
+def test_hidden_blank_damaged_and_merely_renamed_icons_are_skipped_and_counted(emoji: Path) -> None:
     pairs = train_pairs(emoji)
     assert pairs["noto_heart-turned"] == "heart turned"
-    assert not {f"noto_{n}" for n in ("ghost", "broken", "withdrawn", "scarlet-heart")} & set(pairs)
+    assert not {f"noto_{n}" for n in ("ghost", "damaged", "withdrawn", "scarlet-heart")} & set(pairs)
     summary = json.loads((emoji / "complete.json").read_text())
     assert summary["pairs"] == len(pairs) == 5 * 15 + 1
     assert summary["skipped"]["noto_ghost"] == "blank"
-    assert summary["skipped"]["noto_broken"].startswith("cannot be rendered")
+    assert summary["skipped"]["noto_damaged"].startswith("cannot be rendered")
     assert summary["left_out"]["hidden by their makers"] == 1
 
 
-def test_tasks_have_the_layout_that_clip_benchmark_reads(emoji: Path) -> None:
+def test_tasks_have_the_layout_of_clip_benchmark(emoji: Path) -> None:
     names = {path.name for path in (emoji / "tasks").iterdir()}
     assert {"twemoji_retrieval", "twemoji_words", "hard_twemoji_categories"} <= names
     for name in names:
@@ -229,7 +241,7 @@ def test_tasks_have_the_layout_that_clip_benchmark_reads(emoji: Path) -> None:
     assert words["twemoji_red-heart.cls"] == b"1"
 
 
-def test_licences_of_all_sets_are_listed(emoji: Path) -> None:
+def test_all_sets_are_listed_with_their_licences(emoji: Path) -> None:
     text = (emoji / "LICENSES.md").read_text()
     for prefix in (*icons.EMOJI_TRAIN, *COLLECTIONS["emoji"].held_out):
         line = next(line for line in text.splitlines() if line.startswith(f"| {prefix} |"))
@@ -241,37 +253,43 @@ def test_licences_of_all_sets_are_listed(emoji: Path) -> None:
     assert "@iconify/json 9.10.0" in card
 
 
-def test_without_npm_the_message_says_how_to_get_the_data(
+def test_error_without_npm_explains_how_to_get_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(DataUnavailable, match=r"npm was not found.*no iconify-json-.*Node\.js.*scenes"):
+    with pytest.raises(DataUnavailable) as caught:
         get("emoji", tmp_path / "out")
+    assert caught.value.path == tmp_path / "empty"
+    for text in ("iconify-json-*.tgz", "Node.js", "`npm pack @iconify/json`", "`fastclip data get scenes`"):
+        assert text in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a shell script")
-def test_when_npm_fails_its_words_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_a_failing_npm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm = tmp_path / "npm"
     npm.write_text("#!/bin/sh\necho 'network is unreachable' >&2\nexit 1\n")
     npm.chmod(0o755)
     monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataUnavailable, match=r"network is unreachable.*scenes"):
+    with pytest.raises(DataUnavailable) as caught:
         get("icons", tmp_path / "out")
+    assert "network is unreachable" in str(caught.value)
+    assert caught.value.path == tmp_path / "cache"
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_truncated_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    whole = (cache / "iconify-json-9.10.0.tgz").read_bytes()
-    (tmp_path / "iconify-json-1.0.0.tgz").write_bytes(whole[: len(whole) // 2])
+def test_truncated_package_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    package = (cache / "iconify-json-9.10.0.tgz").read_bytes()
+    (tmp_path / "iconify-json-1.0.0.tgz").write_bytes(package[: len(package) // 2])
     monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path))
-    with pytest.raises(DataUnavailable, match=r"iconify-json-1\.0\.0\.tgz cannot be read.*Delete it"):
+    with pytest.raises(DataUnavailable) as caught:
         get("emoji", tmp_path / "out")
+    assert caught.value.path == tmp_path / "iconify-json-1.0.0.tgz"
 
 
-def test_the_newest_package_in_the_cache_is_taken_or_the_one_that_was_begun_with(
+def test_cached_package_is_the_wanted_version_or_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path))
@@ -295,51 +313,51 @@ def test_the_newest_package_in_the_cache_is_taken_or_the_one_that_was_begun_with
         ("cook-medium-dark-skin-tone", "cook medium dark skin tone"),
         ("terminal-2", "terminal"),  # a second drawing
         ("flag-03", "flag"),
-        ("dice-5", "dice 5"),  # what the picture shows
+        ("dice-5", "dice 5"),  # part of the image
         ("battery-30", "battery 30"),
-        ("clock-24", "clock"),  # a size, for the set declares it
+        ("clock-24", "clock"),  # a size, as declared by the set
         ("star-alt", "star"),
         ("flag-for-flag-germany", "flag germany"),
         ("flag-for-germany", "flag germany"),
         ("flag-for-white-flag", "white flag"),
     ],
 )
-def test_captions_are_the_cleaned_names(name: str, caption: str) -> None:
+def test_captions_are_cleaned_names(name: str, caption: str) -> None:
     names = [name, "terminal", "dice", "dice-1", "battery"]
     suffixes = {"16": "", "24": "", "24-filled": "", "24-regular": ""}
     data = icon_set("some", names, suffixes=suffixes, prefixes={"baseline": "", "outline": ""})
-    found = captions.captioner(iconify.parse("some", data))(name)
-    assert found == caption
-    assert not Counter(found.split()) - Counter(name.split("-"))  # nothing is invented
+    made = captions.captioner(iconify.parse("some", data))(name)
+    assert made == caption
+    assert not Counter(made.split()) - Counter(name.split("-"))  # nothing is invented
 
 
-def test_joined_words_are_parted_where_all_of_them_are_known() -> None:
+def test_joined_words_are_split_where_all_of_them_are_known() -> None:
     vocabulary = Counter({"up": 5, "pointing": 4, "red": 9, "triangle": 2, "clock": 3, "thirty": 3, "tri": 1})
-    assert captions.part_words("uppointingredtriangle", vocabulary) == ["up", "pointing", "red", "triangle"]
-    assert captions.part_words("clock3thirty", vocabulary) == ["clock", "3", "thirty"]
-    assert captions.part_words("redtrisngle", vocabulary) == ["redtrisngle"]
+    assert captions.split_words("uppointingredtriangle", vocabulary) == ["up", "pointing", "red", "triangle"]
+    assert captions.split_words("clock3thirty", vocabulary) == ["clock", "3", "thirty"]
+    assert captions.split_words("redtrisngle", vocabulary) == ["redtrisngle"]
 
 
 @pytest.mark.parametrize(
-    ("how", "corner"),  # where a mark in the top left goes
+    ("change", "corner"),  # where a mark in the top left ends up
     [
         *(({}, (0, 0)), ({"hFlip": True}, (1, 0)), ({"vFlip": True}, (0, 1)), ({"rotate": 1}, (1, 0))),
         *(({"rotate": 2}, (1, 1)), ({"rotate": 3}, (0, 1)), ({"rotate": 1, "hFlip": True}, (1, 1))),
     ],
 )
-def test_aliases_are_flipped_then_turned(how: dict[str, object], corner: tuple[int, int]) -> None:
+def test_aliases_are_flipped_then_turned(change: dict[str, object], corner: tuple[int, int]) -> None:
     data = {
         "icons": {"mark": {"body": '<path d="M10 20h4v4h-4z"/>'}},
-        "aliases": {"other": {"parent": "mark"} | how, "twice": {"parent": "other", "vFlip": True}},
+        "aliases": {"other": {"parent": "mark"} | change, "twice": {"parent": "other", "vFlip": True}},
         **{"left": 10, "top": 20, "width": 8, "height": 8},
     }
     drawn = {icon.name: icon for icon in iconify.parse("some", data).icons}
-    assert ("other" in drawn) == bool(how)  # the same picture under another name is no pair
-    png = render.render(drawn["other" if how else "mark"].svg(64))
+    assert ("other" in drawn) == bool(change)  # the same drawing under another name is skipped
+    png = render.render(drawn["other" if change else "mark"].svg(64))
     assert isinstance(png, bytes)
-    picture = Image.open(io.BytesIO(png))
+    image = Image.open(io.BytesIO(png))
     black = [
-        (x, y) for x in (0, 1) for y in (0, 1) if picture.getpixel((16 + 32 * x, 16 + 32 * y)) == (0, 0, 0)
+        (x, y) for x in (0, 1) for y in (0, 1) if image.getpixel((16 + 32 * x, 16 + 32 * y)) == (0, 0, 0)
     ]
     assert black == [corner]
 
@@ -355,7 +373,7 @@ def test_words_flags_and_tones_become_classes() -> None:
     assert [c.removesuffix(" skin tone") for c in made["x_skin_tones"].classes] == [
         *("light", "medium light", "medium", "medium dark", "dark")
     ]
-    assert len(made["x_skin_tones"].items) == 15  # not the pair of two tones
+    assert len(made["x_skin_tones"].items) == 15  # not the one with two tones
     first = {task.name: task for task in tasks.tasks_of("y", named, emoji=False)}
     assert "y_flags" not in first
 
@@ -377,56 +395,67 @@ def small_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_scenes")
-def test_scenes_are_the_same_each_time_and_keep_compositions_for_the_tasks(tmp_path: Path) -> None:
+def test_scenes_are_reproducible_and_hold_out_compositions_for_the_tasks(tmp_path: Path) -> None:
     one, two = (get("scenes", tmp_path / name, jobs=1, progress=False) for name in "ab")
     assert tree(one) == tree(two)
     pairs = train_pairs(one)
     assert len(pairs) == 400
-    kept = [f"{colour} {shape}" for colour, shape in scenes.HELD_OUT]
-    assert len(kept) == 8
-    assert not [caption for caption in pairs.values() if any(composition in caption for composition in kept)]
-    asked = members(one / "tasks" / "scenes_retrieval" / "test" / "0.tar")
-    sentences = [text.decode() for name, text in asked.items() if name.endswith(".txt")]
+    held_out = [f"{colour} {shape}" for colour, shape in scenes.HELD_OUT]
+    assert len(held_out) == 8
+    assert not [caption for caption in pairs.values() if any(text in caption for text in held_out)]
+    retrieval = members(one / "tasks" / "scenes_retrieval" / "test" / "0.tar")
+    sentences = [text.decode() for name, text in retrieval.items() if name.endswith(".txt")]
     assert len(set(sentences)) == 60
-    assert all(any(composition in sentence for composition in kept) for sentence in sentences)
+    assert all(any(text in sentence for text in held_out) for sentence in sentences)
     classes = {
-        t: (one / "tasks" / f"scenes_{t}" / "classnames.txt").read_text().split("\n")[:-1] for t in _ASKED
+        t: (one / "tasks" / f"scenes_{t}" / "classnames.txt").read_text().split("\n")[:-1] for t in _CLASSES
     }
-    assert {task: len(names) for task, names in classes.items()} == _ASKED
+    assert {task: len(names) for task, names in classes.items()} == _CLASSES
 
 
-_ASKED = {"colour": 8, "shape": 8, "relation": 4}
+_CLASSES = {"colour": 8, "shape": 8, "relation": 4}
 
 
-def test_a_scene_shows_what_its_caption_says() -> None:
+def test_scene_matches_its_caption() -> None:
     thing = scenes.Thing("large", "red", "circle")
-    assert thing.words() == "a large red circle"
+    assert thing.phrase() == "a large red circle"
     other = scenes.Thing("small", "orange", "square")
-    assert other.words(size=False) == "an orange square"
+    assert other.phrase(size=False) == "an orange square"
     png = scenes.draw(random.Random(0), list(zip((thing, other), scenes.RELATIONS["above"], strict=True)))
-    picture = Image.open(io.BytesIO(png))
-    assert picture.getpixel((32, 16)) == (0xD6, 0x27, 0x28)
-    assert picture.getpixel((32, 48)) == (0xFF, 0x8C, 0x1A)
+    image = Image.open(io.BytesIO(png))
+    assert image.getpixel((32, 16)) == (0xD6, 0x27, 0x28)
+    assert image.getpixel((32, 48)) == (0xFF, 0x8C, 0x1A)
 
 
-def test_an_unknown_name_and_a_folder_in_use_are_refused(tmp_path: Path, emoji: Path) -> None:
-    with pytest.raises(ValueError, match=r"emoji, icons, scenes\. Did you mean emoji\?"):
+def test_unknown_name_is_rejected_with_the_choices(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
         get("emojis", tmp_path)
-    with pytest.raises(FileExistsError, match="holds 'emoji', not 'icons'"):
-        get("icons", emoji)
+    assert (caught.value.option, caught.value.value) == ("name", "emojis")
+    assert "emoji, icons, scenes" in caught.value.rule
+    assert "emoji?" in caught.value.advice
+
+
+def test_number_of_jobs_must_be_positive(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        get("scenes", tmp_path, jobs=0)
+    assert (caught.value.option, caught.value.value) == ("jobs", 0)
+
+
+def test_folder_in_use_is_rejected(tmp_path: Path, emoji: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    for taken in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(FileExistsError, match="something else"):
-            get("scenes", taken)
-    begun = tmp_path / "begun"
-    (begun / ".records").mkdir(parents=True)
-    (begun / ".records" / "plan.json").write_text('{"name": "icons"}')
-    with pytest.raises(FileExistsError, match="a part of 'icons'"):
-        get("emoji", begun)
+    started = tmp_path / "started"
+    (started / ".records").mkdir(parents=True)
+    (started / ".records" / "plan.json").write_text('{"name": "icons"}')
+    in_use = (("icons", emoji), ("scenes", tmp_path), ("scenes", tmp_path / "notes.txt"), ("emoji", started))
+    for name, folder in in_use:
+        with pytest.raises(FolderInUse) as caught:
+            get(name, folder)
+        assert caught.value.path == str(folder)
+        assert isinstance(caught.value, FileExistsError)
 
 
 @pytest.mark.usefixtures("small_scenes")
-def test_a_complete_folder_that_lost_a_shard_is_built_again(tmp_path: Path) -> None:
-    whole = tree(get("scenes", tmp_path, jobs=1, progress=False))
+def test_complete_folder_that_lost_a_shard_is_rebuilt(tmp_path: Path) -> None:
+    complete = tree(get("scenes", tmp_path, jobs=1, progress=False))
     (tmp_path / "train" / "00003.tar").unlink()
-    assert tree(get("scenes", tmp_path, jobs=1, progress=False)) == whole
+    assert tree(get("scenes", tmp_path, jobs=1, progress=False)) == complete

@@ -1,6 +1,6 @@
-"""Small folders of all 38 tasks of DataComp, a tiny exported model, and a plain script that scores both.
+"""Small replicas of DataComp's 38 tasks, a tiny exported model, and a plain script that scores them.
 
-The script knows open_clip, scikit-learn and the folders' layout, and nothing of fastclip.
+The script uses open_clip and scikit-learn only, nothing of fastclip.
 """
 
 import csv
@@ -29,7 +29,7 @@ MODEL = {
     "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 1, "layers": 1},
 }
 WORDS = ["red", "green", "blue", "black", "small", "large", "round", "flat"]
-COLUMNS = {  # of the .npy: the group that counts is the first
+COLUMNS = {  # of the .npy; the first is the group
     "wilds/iwildcam": 9,
     "wilds/camelyon17": 3,
     "wilds/fmow": 3,
@@ -39,14 +39,14 @@ COLUMNS = {  # of the .npy: the group that counts is the first
 
 
 def datacomp_rows():
-    """The table of tasks, read without the code that is tested."""
+    """The table of tasks, read without the code under test."""
     table = Path(fastclip.evaluation.__file__).with_name("datacomp_tasks.csv")
     with table.open() as file:
         return list(csv.DictReader(file))
 
 
 def tiny_export(folder, seed=0):
-    """An exported folder with weights that nobody trained."""
+    """An exported folder of an untrained model."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "tiny-replica.json"
     config.write_text(json.dumps(MODEL))
@@ -54,13 +54,13 @@ def tiny_export(folder, seed=0):
 
 
 def png(number):
-    """A picture of few colours, so that even an untrained model tells some of them apart."""
+    """An image of few colours; even an untrained model distinguishes some of them."""
     blocks = np.random.default_rng(number).integers(0, 255, (2, 3, 3), dtype=np.uint8)
     return encode(Image.fromarray(blocks).resize((20, 18), Image.Resampling.NEAREST))
 
 
 def tiny_run(folder):
-    """The folder of a run that was stopped after some steps, on scenes."""
+    """The folder of a short run on scenes."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "tiny-replica.json"
     config.write_text(json.dumps(MODEL))
@@ -74,14 +74,14 @@ def tiny_run(folder):
         "epochs": 2,
         "batch.size": 30,
     }
-    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    arguments = [str(text) for name, value in options.items() for text in (f"--{name}", value)]
     with redirect_stdout(io.StringIO()):
-        assert main(["train", *words]) == 0
+        assert main(["train", *arguments]) == 0
     return folder / "run"
 
 
 def write_classification(folder, seed=0, images=19, classes=6, columns=0, shards=2):
-    """Pictures with a .cls, in shards of unequal size; with `columns`, groups in a .npy."""
+    """Images with a .cls, in shards of unequal size; with `columns`, groups in a .npy."""
     rng = np.random.default_rng(seed)
     (folder / "test").mkdir(parents=True)
     (folder / "classnames.txt").write_text("\n".join(f"{WORDS[c]} thing" for c in range(classes)) + "\n")
@@ -99,7 +99,7 @@ def write_classification(folder, seed=0, images=19, classes=6, columns=0, shards
 
 
 def write_retrieval(folder, seed=0, images=9):
-    """Pictures with one to three captions each."""
+    """Images with one to three captions each."""
     rng = np.random.default_rng(seed)
     (folder / "test").mkdir(parents=True)
     (folder / "dataset_type.txt").write_text("retrieval\n")
@@ -129,7 +129,7 @@ def write_winogavil(folder, seed=0, cues=8, images=14):
 
 
 def write_datacomp(folder):
-    """All 38 task folders under the names of DataComp."""
+    """All 38 task folders under DataComp's names."""
     for seed, row in enumerate(datacomp_rows(), start=1):
         target = folder / row["folder"]
         if row["key"].startswith("retrieval/"):
@@ -148,7 +148,7 @@ def npy(array):
 
 
 class PlainScript:
-    """Scores a task folder with open_clip alone, picture by picture."""
+    """Scores a task folder with open_clip alone, image by image."""
 
     def __init__(self, exported):
         name = f"local-dir:{exported}"
@@ -177,7 +177,7 @@ class PlainScript:
         labels = np.array([int(sample["cls"]) for sample in samples])
         top1, top5 = order[:, 0] == labels, (order[:, :5] == labels[:, None]).any(1)
         over_present = {"average": "macro", "labels": np.unique(labels), "zero_division": 0}
-        found = {
+        scores = {
             "acc1": top1.mean(),
             "acc5": top5.mean(),
             "mean_per_class_recall": recall_score(labels, order[:, 0], **over_present),
@@ -185,24 +185,24 @@ class PlainScript:
         }
         if "npy" in samples[0]:
             groups = np.array([np.load(io.BytesIO(sample["npy"]))[0] for sample in samples])
-            found["acc_wg"] = min(top1[groups == group].mean() for group in set(groups.tolist()))
-            found["acc_top5_wg"] = min(top5[groups == group].mean() for group in set(groups.tolist()))
-            found["acc_worst_region"] = found["acc_wg"]
-        return found
+            scores["acc_wg"] = min(top1[groups == group].mean() for group in set(groups.tolist()))
+            scores["acc_top5_wg"] = min(top5[groups == group].mean() for group in set(groups.tolist()))
+            scores["acc_worst_region"] = scores["acc_wg"]
+        return scores
 
     def _retrieval(self, images, samples):
         captions = [sample["txt"].decode().split("\n") for sample in samples]
         owner = np.array([i for i, lines in enumerate(captions) for _ in lines])
         texts = np.stack([self._text(line) for lines in captions for line in lines])
         similarity = images @ texts.T
-        found = {}
+        scores = {}
         for k in (1, 5, 10):
             of_texts = [owner[m] in np.argsort(-similarity[:, m])[:k] for m in range(len(texts))]
             of_images = [i in owner[np.argsort(-similarity[i])[:k]] for i in range(len(images))]
-            found[f"image_retrieval_recall@{k}"] = np.mean(of_texts)
-            found[f"text_retrieval_recall@{k}"] = np.mean(of_images)
-        found["mean_recall@1"] = (found["image_retrieval_recall@1"] + found["text_retrieval_recall@1"]) / 2
-        return found
+            scores[f"image_retrieval_recall@{k}"] = np.mean(of_texts)
+            scores[f"text_retrieval_recall@{k}"] = np.mean(of_images)
+        scores["mean_recall@1"] = (scores["image_retrieval_recall@1"] + scores["text_retrieval_recall@1"]) / 2
+        return scores
 
     def _associations(self, folder):
         values, sizes = [], []
@@ -224,21 +224,21 @@ class PlainScript:
         }
 
     def _samples(self, folder):
-        """In the order of the shards: the bytes of each sample's files by their extension."""
+        """The files of each sample by extension, in the order of the shards."""
         samples = []
         for shard in range(int((folder / "test" / "nshards.txt").read_text())):
-            found = {}
+            parts_of = {}
             with tarfile.open(folder / "test" / f"{shard}.tar") as tar:
                 for member in tar:
                     key, extension = member.name.rsplit(".", 1)
-                    found.setdefault(key, {})[extension] = tar.extractfile(member).read()
-            samples += found.values()
+                    parts_of.setdefault(key, {})[extension] = tar.extractfile(member).read()
+            samples += parts_of.values()
         return samples
 
     @torch.no_grad()
     def _image(self, data):
-        picture = self.preprocess(Image.open(io.BytesIO(data)).convert("RGB"))[None]
-        return self.clip.encode_image(picture, normalize=True)[0].double().numpy()
+        image = self.preprocess(Image.open(io.BytesIO(data)).convert("RGB"))[None]
+        return self.clip.encode_image(image, normalize=True)[0].double().numpy()
 
     @torch.no_grad()
     def _text(self, text):

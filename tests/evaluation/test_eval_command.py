@@ -1,4 +1,4 @@
-"""`fastclip eval` as a person uses it: all of DataComp, some of it, broken, interrupted, on two workers."""
+"""`fastclip eval` from the command line: all of DataComp, parts of it, damaged, interrupted, on two ranks."""
 
 import contextlib
 import io
@@ -18,9 +18,11 @@ from PIL import Image
 
 from fastclip.cli import main
 from fastclip.datasets import scenes
+from fastclip.errors import InputError, OptionError
+from fastclip.evaluation import eval_command
 from fastclip.evaluation.features import Encoder
+from fastclip.processes import free_port
 from tests.evaluation import replica
-from tests.training.runs import _free_port
 
 ROWS = replica.datacomp_rows()
 GROUPS = {
@@ -28,7 +30,7 @@ GROUPS = {
     "Retrieval": [row["folder"] for row in ROWS if row["group"] == "retrieval"],
     "IN & Variants": [row["folder"] for row in ROWS if row["group"] == "imagenet_and_variants"],
 }
-DOCUMENT = Path(__file__).parents[2] / "docs" / "evaluation.md"
+DOCS = Path(__file__).parents[2] / "docs" / "evaluation.md"
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +44,8 @@ def datacomp(tmp_path_factory):
 
 
 @pytest.fixture
-def whole_suite(datacomp, monkeypatch):
-    """Options; the tests that have them share what was encoded and scored."""
+def suite_options(datacomp, monkeypatch):
+    """Options for the full suite; tests that use them share features and results."""
     monkeypatch.setenv("FASTCLIP_CACHE", str(datacomp.parent / "cache"))
     return ["--suite", "datacomp", "--out", str(datacomp.parent / "out")]
 
@@ -60,50 +62,57 @@ def tasks(tmp_path):
 
 @pytest.fixture
 def evaluate(tmp_path, capsys, monkeypatch):
-    """Calls `fastclip eval`; gives the exit code, what it prints, and what it says besides."""
+    """Runs `fastclip eval` and returns its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(model, tasks, *options):
         code = main(["eval", str(model), "--tasks", str(tasks), "--workers", "0", *options])
-        said = capsys.readouterr()
-        return SimpleNamespace(code=code, out=said.out, err=said.err)
+        printed = capsys.readouterr()
+        return SimpleNamespace(code=code, out=printed.out, err=printed.err)
 
     return call
 
 
+class Calls(list):
+    """Calls of the encoder, in order: ("images", count) and ("texts", count)."""
+
+    interrupt_at = None  # the name of a task
+
+
 @pytest.fixture
 def encoded(monkeypatch):
-    """What is encoded, in order: ("images", how many) and ("texts", how many)."""
-    seen = []
+    calls = Calls()
 
     def watch(kind):
         original = getattr(Encoder, kind)
 
-        def spy(self, things, *rest):
-            seen.append((kind, len(things)))
-            return original(self, things, *rest)
+        def spy(self, items, *rest):
+            if kind == "images" and items.name == calls.interrupt_at:
+                raise KeyboardInterrupt
+            calls.append((kind, len(items)))
+            return original(self, items, *rest)
 
         monkeypatch.setattr(Encoder, kind, spy)
 
     watch("images")
     watch("texts")
-    return seen
+    return calls
 
 
-def by_task(said):
-    return {result["task"]: result for result in json.loads(said.out)["results"]}
+def by_task(run):
+    return {result["task"]: result for result in json.loads(run.out)["results"]}
 
 
-def means(said):
-    return {found["name"]: found for found in json.loads(said.out)["means"]}
+def means(run):
+    return {mean["name"]: mean for mean in json.loads(run.out)["means"]}
 
 
-def test_all_38_tasks_go_through_each_with_its_measure_and_the_three_means(
-    model, datacomp, evaluate, whole_suite
+def test_all_38_tasks_are_scored_each_with_its_metric_and_the_three_means(
+    model, datacomp, evaluate, suite_options
 ):
-    said = evaluate(model, datacomp, *whole_suite, "--json")
-    assert said.code == 0
-    results, script = by_task(said), replica.PlainScript(model)
+    run = evaluate(model, datacomp, *suite_options, "--json")
+    assert run.code == 0
+    results, script = by_task(run), replica.PlainScript(model)
     assert [*results] == [row["folder"] for row in ROWS]
     assert len(results) == 38
     own = {}
@@ -113,25 +122,25 @@ def test_all_38_tasks_go_through_each_with_its_measure_and_the_three_means(
         assert result["scores"] == pytest.approx(script.scores(datacomp / row["folder"])), row["folder"]
         own[row["folder"]] = result["scores"][row["metric"]]
     assert len(set(own.values())) > 10  # they are not all zero
-    assert [(name, found["found"], found["tasks"]) for name, found in means(said).items()] == [
+    assert [(name, mean["found"], mean["tasks"]) for name, mean in means(run).items()] == [
         ("Datacomp", 38, 38),
         ("Retrieval", 3, 3),
         ("IN & Variants", 7, 7),
     ]
     for name, folders in GROUPS.items():
-        assert means(said)[name]["value"] == pytest.approx(mean(own[folder] for folder in folders))
-        assert not means(said)[name]["partial"]
-    assert json.loads(said.out)["missing"] == []
+        assert means(run)[name]["value"] == pytest.approx(mean(own[folder] for folder in folders))
+        assert not means(run)[name]["partial"]
+    assert json.loads(run.out)["missing"] == []
 
 
-def test_a_whole_suite_is_not_called_partial_in_the_table(model, datacomp, evaluate, whole_suite):
-    said = evaluate(model, datacomp, *whole_suite)
-    assert "partial" not in said.out
-    assert "missing" not in said.out
+def test_a_complete_suite_is_not_marked_partial_in_the_table(model, datacomp, evaluate, suite_options):
+    table = evaluate(model, datacomp, *suite_options).out
+    assert "partial" not in table
+    assert "missing" not in table
     for name in GROUPS:
-        assert re.search(rf"^{name}: \d+\.\d\d %$", said.out, re.MULTILINE)
-    assert re.search(r"^wds_geode_test +19 +acc_wg +\d+\.\d\d$", said.out, re.MULTILINE)
-    assert max(len(line) for line in said.out.splitlines()) <= 80  # fits a narrow terminal
+        assert re.search(rf"^{name}: \d+\.\d\d %$", table, re.MULTILINE)
+    assert re.search(r"^wds_geode_test +19 +acc_wg +\d+\.\d\d$", table, re.MULTILINE)
+    assert max(len(line) for line in table.splitlines()) <= 80  # fits a narrow terminal
 
 
 @pytest.mark.parametrize(
@@ -142,65 +151,68 @@ def test_a_whole_suite_is_not_called_partial_in_the_table(model, datacomp, evalu
         ("wds_objectnet_test", ["Datacomp", "IN & Variants"]),
     ],
 )
-def test_without_one_task_the_means_that_hold_it_are_partial(
-    model, datacomp, evaluate, whole_suite, tmp_path, removed, partial
+def test_a_missing_task_makes_its_means_partial(
+    model, datacomp, evaluate, suite_options, tmp_path, removed, partial
 ):
     (datacomp / removed).rename(tmp_path / removed)
-    said, table = evaluate(model, datacomp, *whole_suite, "--json"), evaluate(model, datacomp, *whole_suite)
+    run = evaluate(model, datacomp, *suite_options, "--json")
+    table = evaluate(model, datacomp, *suite_options)
     (tmp_path / removed).rename(datacomp / removed)
-    assert said.code == table.code == 0
-    own = {name: result["scores"][result["measure"]] for name, result in by_task(said).items()}
+    assert run.code == table.code == 0
+    own = {name: result["scores"][result["measure"]] for name, result in by_task(run).items()}
     for name, folders in GROUPS.items():
-        found = means(said)[name]
-        assert found["partial"] == (name in partial)
-        assert found["value"] == pytest.approx(mean(own[one] for one in folders if one != removed))
-    assert json.loads(said.out)["missing"] == [removed]
+        expected = mean(own[folder] for folder in folders if folder != removed)
+        assert means(run)[name]["partial"] == (name in partial)
+        assert means(run)[name]["value"] == pytest.approx(expected)
+    assert json.loads(run.out)["missing"] == [removed]
 
-    told = [line.split(":")[0] for line in table.out.splitlines() if "(partial: " in line]
-    assert told == partial
-    assert "(partial: 37 of 38 tasks)" in table.out
+    marked = [line.split(":")[0] for line in table.out.splitlines() if "(partial: " in line]
+    assert marked == partial
+    assert "37 of 38 tasks" in table.out
     assert table.out.splitlines()[-1] == f"missing: {removed}"
 
 
-def test_a_truncated_task_is_told_and_the_rest_go_on(model, datacomp, evaluate, whole_suite):
-    broken = datacomp / "wds_imagenet1k_test" / "test" / "1.tar"
-    whole = broken.read_bytes()
-    broken.write_bytes(whole[:2000])
-    said, table = evaluate(model, datacomp, *whole_suite, "--json"), evaluate(model, datacomp, *whole_suite)
-    broken.write_bytes(whole)
-    assert said.code == table.code == 1
-    assert said.err.splitlines()[-1].endswith("1 of 38 tasks could not be scored: wds_imagenet1k_test.")
-    results = by_task(said)
-    assert str(broken) in results["wds_imagenet1k_test"]["error"]
+def test_a_truncated_task_is_reported_and_the_others_are_scored(model, datacomp, evaluate, suite_options):
+    shard = datacomp / "wds_imagenet1k_test" / "test" / "1.tar"
+    complete = shard.read_bytes()
+    shard.write_bytes(complete[:2000])
+    run = evaluate(model, datacomp, *suite_options, "--json")
+    table = evaluate(model, datacomp, *suite_options)
+    shard.write_bytes(complete)
+    assert run.code == table.code == 1
+    assert "1 of 38 tasks" in run.err.splitlines()[-1]
+    assert "wds_imagenet1k_test" in run.err.splitlines()[-1]
+    results = by_task(run)
+    assert str(shard) in results["wds_imagenet1k_test"]["error"]
     assert [name for name, result in results.items() if result["error"]] == ["wds_imagenet1k_test"]
-    assert means(said)["IN & Variants"]["found"] == 6
-    assert means(said)["Datacomp"]["partial"]
-    assert not means(said)["Retrieval"]["partial"]
+    assert means(run)["IN & Variants"]["found"] == 6
+    assert means(run)["Datacomp"]["partial"]
+    assert not means(run)["Retrieval"]["partial"]
 
-    assert re.search(r"^wds_imagenet1k_test +– not scored +–$", table.out, re.MULTILINE)
-    assert f"wds_imagenet1k_test: {broken}" in table.out
+    assert re.search(r"^wds_imagenet1k_test +– .* –$", table.out, re.MULTILINE)
+    assert f"wds_imagenet1k_test: {shard}" in table.out
     assert re.search(r"^IN & Variants: .* \(partial: 6 of 7 tasks\)$", table.out, re.MULTILINE)
-    assert evaluate(model, datacomp, *whole_suite).code == 0  # it is whole again
+    assert evaluate(model, datacomp, *suite_options).code == 0  # the shard is complete again
 
 
-def test_a_task_without_what_its_measure_needs_is_an_error_and_no_zero(model, tmp_path, evaluate):
+def test_a_task_without_the_data_for_its_metric_is_an_error_instead_of_zero(model, tmp_path, evaluate):
     replica.write_classification(tmp_path / "tasks" / "wds_geode_test", 1, columns=0)
-    said = evaluate(model, tmp_path / "tasks", "--suite", "datacomp", "--json")
-    assert said.code == 1
-    assert "is judged by acc_wg" in by_task(said)["wds_geode_test"]["error"]
-    assert means(said)["Datacomp"]["value"] is None
+    run = evaluate(model, tmp_path / "tasks", "--suite", "datacomp", "--json")
+    assert run.code == 1
+    assert "acc_wg" in by_task(run)["wds_geode_test"]["error"]
+    assert means(run)["Datacomp"]["value"] is None
 
 
-def test_broken_pictures_are_left_out_and_told(model, tmp_path, evaluate):
+def test_damaged_images_are_skipped_and_reported(model, tmp_path, evaluate):
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(3):
             (tmp_path / "photos" / name / f"{i}.png").write_bytes(replica.png(i))
     (tmp_path / "photos" / "cat" / "1.png").write_bytes(replica.png(1)[:90])
-    said = evaluate(model, tmp_path / "photos")
-    assert said.code == 0
-    assert re.search(r"^photos +5 +acc1 +\d+\.\d\d$", said.out, re.MULTILINE)
-    assert "photos: 1 images could not be used, and were left out" in said.out
+    run = evaluate(model, tmp_path / "photos")
+    assert run.code == 0
+    assert re.search(r"^photos +5 +acc1 +\d+\.\d\d$", run.out, re.MULTILINE)
+    assert re.search(r"^photos: .*\b1 images", run.out, re.MULTILINE)
 
 
 def test_any_pairs_are_a_retrieval_task(model, tmp_path, evaluate):
@@ -213,7 +225,7 @@ def test_any_pairs_are_a_retrieval_task(model, tmp_path, evaluate):
     assert (result["kind"], result["measure"], result["images"]) == ("retrieval", "mean_recall@1", 6)
 
 
-def test_a_second_run_encodes_nothing_and_says_the_same(model, tasks, evaluate, encoded, tmp_path):
+def test_a_second_run_encodes_nothing_and_prints_the_same(model, tasks, evaluate, encoded, tmp_path):
     first = evaluate(model, tasks, "--json")
     assert encoded
     encoded.clear()
@@ -224,48 +236,39 @@ def test_a_second_run_encodes_nothing_and_says_the_same(model, tasks, evaluate, 
     assert len(lines) == 3  # nothing was written twice
 
 
-def test_tasks_named_by_another_path_are_the_same_tasks(model, tasks, evaluate, encoded):
+def test_a_relative_path_names_the_same_tasks(model, tasks, evaluate, encoded):
     evaluate(model, tasks)
     encoded.clear()
     evaluate(model, "tasks")
     assert not encoded
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(model, tasks, evaluate, encoded, monkeypatch, tmp_path):
-    whole = evaluate(model, tasks, "--json", "--out", str(tmp_path / "whole")).out
+def test_an_interrupted_run_resumes(model, tasks, evaluate, encoded, tmp_path):
+    uninterrupted = evaluate(model, tasks, "--json", "--out", str(tmp_path / "uninterrupted")).out
     shutil.rmtree(tmp_path / "cache")
     encoded.clear()
-    spied = Encoder.images
-
-    def interrupted(self, pictures, *rest):
-        if pictures.name == "two":
-            raise KeyboardInterrupt
-        return spied(self, pictures, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "images", interrupted)
-        assert evaluate(model, tasks, "--json").code == 130
+    encoded.interrupt_at = "two"
+    assert evaluate(model, tasks, "--json").code == 130
     assert [number for kind, number in encoded if kind == "images"] == [19, 9]
     encoded.clear()
-    assert evaluate(model, tasks, "--json").out == whole
-    assert [number for kind, number in encoded if kind == "images"] == [19]  # of the last task alone
+    encoded.interrupt_at = None
+    assert evaluate(model, tasks, "--json").out == uninterrupted
+    assert [number for kind, number in encoded if kind == "images"] == [19]  # the last task only
 
 
-def test_a_torn_last_line_costs_one_task_and_the_next_result_is_kept(
-    model, tasks, evaluate, encoded, tmp_path
-):
+def test_a_truncated_last_line_costs_one_task_and_is_replaced(model, tasks, evaluate, encoded, tmp_path):
     first = evaluate(model, tasks, "--json").out
     file = tmp_path / "evaluations" / "model" / "results.jsonl"
     file.write_bytes(file.read_bytes()[:-40])
     encoded.clear()
     assert evaluate(model, tasks, "--json").out == first
-    assert [kind for kind, _ in encoded] == ["texts"]  # of one task; its images are in the cache
+    assert [kind for kind, _ in encoded] == ["texts"]  # of one task; its image features are cached
     encoded.clear()
     assert evaluate(model, tasks, "--json").out == first
     assert not encoded
 
 
-def test_another_template_encodes_texts_but_no_image(model, tasks, evaluate, encoded):
+def test_a_changed_template_encodes_texts_but_no_images(model, tasks, evaluate, encoded):
     before = by_task(evaluate(model, tasks, "--json"))
     (tasks / "two" / "zeroshot_classification_templates.txt").write_text("a {c}, seen from above\n")
     encoded.clear()
@@ -276,30 +279,32 @@ def test_another_template_encodes_texts_but_no_image(model, tasks, evaluate, enc
     assert after["two"]["scores"] == pytest.approx(script)
 
 
-def test_another_image_is_encoded(model, tasks, evaluate, encoded):
+def test_changed_images_are_encoded_again(model, tasks, evaluate, encoded):
     evaluate(model, tasks)
     shutil.rmtree(tasks / "two")
     replica.write_classification(tasks / "two", 4)
     encoded.clear()
-    found = by_task(evaluate(model, tasks, "--json"))
+    results = by_task(evaluate(model, tasks, "--json"))
     assert encoded == [("images", 19), ("texts", 12)]
-    assert found["two"]["scores"] == pytest.approx(replica.PlainScript(model).scores(tasks / "two"))
+    assert results["two"]["scores"] == pytest.approx(replica.PlainScript(model).scores(tasks / "two"))
 
 
-def test_a_broken_cache_file_is_made_again(model, tasks, evaluate, encoded, tmp_path, caplog):
+def test_a_damaged_cache_file_is_reported_and_replaced(model, tasks, evaluate, encoded, tmp_path, caplog):
     first = evaluate(model, tasks, "--json", "--out", str(tmp_path / "first")).out
     for file in (tmp_path / "cache" / "features").iterdir():
         file.write_bytes(file.read_bytes()[:-10])
     encoded.clear()
     assert evaluate(model, tasks, "--json", "--out", str(tmp_path / "second")).out == first
     assert [kind for kind, _ in encoded].count("images") == 3
-    assert "is broken" in caplog.text
+    warnings = [record for record in caplog.records if "feature_cache" in record.name]
+    assert {record.args[0].parent for record in warnings} == {tmp_path / "cache" / "features"}
+    assert len(warnings) == 3
     encoded.clear()
     assert evaluate(model, tasks, "--json", "--out", str(tmp_path / "third")).out == first
     assert "images" not in dict(encoded)
 
 
-def test_a_changed_model_is_computed_anew(model, tasks, evaluate, encoded, tmp_path):
+def test_a_changed_model_is_scored_again(model, tasks, evaluate, encoded, tmp_path):
     first = evaluate(model, tasks, "--json", "--out", str(tmp_path / "out"))
     other = replica.tiny_export(tmp_path / "other", seed=1)
     encoded.clear()
@@ -312,14 +317,14 @@ def test_a_changed_model_is_computed_anew(model, tasks, evaluate, encoded, tmp_p
     assert not encoded
 
 
-def test_another_precision_is_computed_anew(model, tasks, evaluate, encoded):
+def test_another_precision_is_scored_separately(model, tasks, evaluate, encoded):
     evaluate(model, tasks)
     encoded.clear()
     assert evaluate(model, tasks, "--precision", "bfloat16").code == 0
     assert [kind for kind, _ in encoded].count("images") == 3
 
 
-def worker(rank, port, arguments, folder, environment):
+def run_rank(rank, port, arguments, folder, environment):
     os.environ.update(environment)
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -334,8 +339,8 @@ def worker(rank, port, arguments, folder, environment):
     sys.exit(code)
 
 
-def test_two_processes_print_what_one_prints(model, datacomp, tasks, evaluate, tmp_path):
-    """Also of a task that is broken, and of one with fewer batches than workers."""
+def test_two_ranks_print_the_same_as_one(model, datacomp, tasks, evaluate, tmp_path):
+    """Including a damaged task, and one with fewer batches than ranks."""
     for name in ("winogavil", "wds_geode_test", "wds_wilds-iwildcam_test"):
         shutil.copytree(datacomp / name, tasks / name)
     os.truncate(tasks / "one" / "test" / "0.tar", 3000)
@@ -343,12 +348,12 @@ def test_two_processes_print_what_one_prints(model, datacomp, tasks, evaluate, t
     alone = evaluate(model, tasks, *options)
     assert alone.code == 1
 
-    context, port = multiprocessing.get_context("forkserver"), _free_port()
+    context, port = multiprocessing.get_context("forkserver"), free_port()
     arguments = ["eval", str(model), "--tasks", str(tasks), "--workers", "0", "--out", str(tmp_path / "two")]
     environment = {"FASTCLIP_CACHE": str(tmp_path / "another")}
     processes = [
         context.Process(
-            target=worker, args=(rank, port, arguments + options, str(tmp_path), environment), daemon=True
+            target=run_rank, args=(rank, port, arguments + options, str(tmp_path), environment), daemon=True
         )
         for rank in range(2)
     ]
@@ -358,9 +363,9 @@ def test_two_processes_print_what_one_prints(model, datacomp, tasks, evaluate, t
         process.join(60)
     assert [process.exitcode for process in processes] == [1, 0], (tmp_path / "0.err").read_text()
     assert (tmp_path / "0.out").read_text() == alone.out
-    assert (tmp_path / "1.out").read_text() == ""  # worker 0 speaks
-    kept = [tmp_path / folder / "results.jsonl" for folder in ("evaluations/model", "two")]
-    assert kept[0].read_text() == kept[1].read_text()
+    assert (tmp_path / "1.out").read_text() == ""  # only rank 0 prints
+    files = [tmp_path / folder / "results.jsonl" for folder in ("evaluations/model", "two")]
+    assert files[0].read_text() == files[1].read_text()
 
 
 @pytest.fixture(scope="module")
@@ -375,18 +380,16 @@ def scene_tasks(tmp_path, monkeypatch):
     return tmp_path / "scenes"
 
 
-def test_open_clip_alone_scores_the_exported_folder_alike(run, scene_tasks, evaluate):
-    script, results = (
-        replica.PlainScript(run / "model"),
-        by_task(evaluate(run / "model", scene_tasks, "--json")),
-    )
+def test_open_clip_alone_gives_the_same_scores_for_the_exported_folder(run, scene_tasks, evaluate):
+    script = replica.PlainScript(run / "model")
+    results = by_task(evaluate(run / "model", scene_tasks, "--json"))
     assert {*results} == {"scenes_retrieval", "scenes_colour", "scenes_shape", "scenes_relation"}
     for name, result in results.items():
         assert result["scores"] == pytest.approx(script.scores(scene_tasks / name)), name
         assert 0 < sum(result["scores"].values()) < len(result["scores"])
 
 
-def test_a_run_keeps_its_results_and_shares_features_with_its_export(run, scene_tasks, evaluate, encoded):
+def test_a_run_holds_its_results_and_shares_features_with_its_export(run, scene_tasks, evaluate, encoded):
     of_run = evaluate(run, scene_tasks, "--json", "--select", "scenes_shape")
     assert len((run / "evaluation" / "results.jsonl").read_text().splitlines()) == 1
     assert dict(encoded)["images"] == 40
@@ -396,36 +399,35 @@ def test_a_run_keeps_its_results_and_shares_features_with_its_export(run, scene_
     assert of_run.out == of_export.out
 
 
-def test_list_shows_what_is_there_and_what_is_missing(datacomp, tmp_path, capsys, evaluate):
-    there = tmp_path / "some"
-    there.mkdir()
+def test_list_shows_present_and_missing_tasks(datacomp, tmp_path, capsys, evaluate):
+    folder = tmp_path / "some"
+    folder.mkdir()
     for name in ("winogavil", "wds_mnist_test"):
-        (there / name).symlink_to(datacomp / name)
-    assert main(["eval", "--tasks", str(there), "--suite", "datacomp", "--list"]) == 0
+        (folder / name).symlink_to(datacomp / name)
+    assert main(["eval", "--tasks", str(folder), "--suite", "datacomp", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:2]] == [
-        ["present", "wds_mnist_test", str(there / "wds_mnist_test")],
-        ["present", "winogavil", str(there / "winogavil")],
+        ["present", "wds_mnist_test", str(folder / "wds_mnist_test")],
+        ["present", "winogavil", str(folder / "winogavil")],
     ]
     assert sum(line.startswith("missing  ") for line in lines) == 36
-    assert lines[-1] == "docs/evaluation.md says how to get them."
-    assert main(["eval", "--tasks", str(there), "--suite", "datacomp", "--list", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["present"] == ["wds_mnist_test", "winogavil"]
-    assert len(told["missing"]) == 36
+    assert "docs/evaluation.md" in lines[-1]
+    assert main(["eval", "--tasks", str(folder), "--suite", "datacomp", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["present"] == ["wds_mnist_test", "winogavil"]
+    assert len(listed["missing"]) == 36
     assert main(["eval", "--tasks", str(tmp_path / "none"), "--suite", "datacomp", "--list"]) == 0
     assert capsys.readouterr().out.count("missing  ") == 38
 
 
-def test_select_scores_the_named_tasks_in_their_order(model, tasks, evaluate):
+def test_select_scores_the_named_tasks_in_the_given_order(model, tasks, evaluate):
     assert [*by_task(evaluate(model, tasks, "--json", "--select", "two, one"))] == ["two", "one"]
 
 
-def test_unselected_tasks_of_a_suite_are_not_called_missing(model, datacomp, evaluate):
-    said = evaluate(model, datacomp, "--suite", "datacomp", "--select", "wds_mnist_test")
-    assert "Datacomp: " in said.out
-    assert "(partial: 1 of 38 tasks)" in said.out
-    assert "missing" not in said.out
+def test_unselected_tasks_of_a_suite_are_not_listed_as_missing(model, datacomp, evaluate):
+    run = evaluate(model, datacomp, "--suite", "datacomp", "--select", "wds_mnist_test")
+    assert re.search(r"^Datacomp: .*1 of 38 tasks", run.out, re.MULTILINE)
+    assert "missing" not in run.out
 
 
 def test_options_may_come_before_the_model(model, tasks, tmp_path, capsys, monkeypatch):
@@ -435,52 +437,69 @@ def test_options_may_come_before_the_model(model, tasks, tmp_path, capsys, monke
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "facts"),
     [
-        (["--select", "tow"], "--select tow: there is no such task; there are one, pairs, two."),
-        (["--suite", "datacomp"], "holds none of the 38 tasks of datacomp"),
-        (["--batch_size", "0"], "batch_size=0 must be positive; try 256."),
-        (["--checkpoint", "best", "--pretrained", "nowhere.pt"], "nowhere.pt"),
+        (["--select", "tow"], ["select=tow", "one, pairs, two"]),
+        (["--suite", "datacomp"], ["38", "datacomp", "--list"]),
+        (["--batch_size", "0"], ["batch_size=0", "256"]),
+        (["--checkpoint", "best", "--pretrained", "nowhere.pt"], ["nowhere.pt"]),
     ],
 )
-def test_bad_input_is_one_line_that_says_what_to_do(model, tasks, evaluate, options, message):
-    said = evaluate(model, tasks, *options)
-    assert said.code == 1
-    assert message in said.err.splitlines()[-1]
-    assert not said.out
+def test_an_error_is_one_line_on_stderr(model, tasks, evaluate, options, facts):
+    run = evaluate(model, tasks, *options)
+    assert run.code == 1
+    assert all(fact in run.err.splitlines()[-1] for fact in facts)
+    assert not run.out
 
 
-def test_a_place_without_tasks_is_told(model, tasks, evaluate, tmp_path):
-    said = evaluate(model, tasks.parent)
-    assert f"{tasks.parent} holds no task folders; try --tasks {tasks}." in said.err
-    assert "nowhere does not exist" in evaluate(model, "nowhere").err
-    assert "is neither the folder of a run nor an exported folder" in evaluate("ViT-B-32", tasks).err
-    assert "Which model?" in capture(["eval", "--tasks", str(tasks)])
+@pytest.mark.parametrize(
+    ("options", "option", "value"),
+    [
+        ({"select": "one,tow"}, "select", "tow"),
+        ({"select": " "}, "select", " "),
+        ({"suite": "imagenet"}, "suite", "imagenet"),
+        ({"batch_size": 0}, "batch_size", 0),
+    ],
+)
+def test_invalid_options_are_rejected(model, tasks, tmp_path, monkeypatch, options, option, value):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError) as caught:
+        eval_command.evaluate(str(model), str(tasks), **options)
+    assert (caught.value.option, caught.value.value) == (option, value)
+
+
+def test_folders_without_tasks_and_missing_models_are_errors(model, tasks, evaluate, tmp_path):
+    for folder, options in ((tasks.parent, {}), (tasks, {"suite": "datacomp"})):
+        with pytest.raises(OptionError) as caught:
+            eval_command.evaluate(str(model), str(folder), **options)
+        assert (caught.value.option, caught.value.value) == ("tasks", str(folder))
+    with pytest.raises(OptionError) as caught:
+        eval_command.evaluate(str(model), str(tasks.parent))
+    assert f"--tasks {tasks}" in caught.value.advice
+    with pytest.raises(InputError) as caught:
+        eval_command.evaluate(tasks=str(tasks))
+    assert caught.value.argument == "model"
+    for run in (evaluate(model, "nowhere"), evaluate("nowhere", tasks)):
+        assert run.code == 1
+        assert "nowhere" in run.err.splitlines()[-1]
     (tmp_path / "file").write_text("")
     assert evaluate(model, tasks, "--out", str(tmp_path / "file" / "out")).code == 1
 
 
-def capture(arguments):
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        assert main(arguments) == 1
-    return said.getvalue()
-
-
-def test_help_teaches_by_examples(capsys):
-    for verb, words in {
+def test_help_shows_usage_and_examples(capsys):
+    for command, facts in {
         "eval": ["fastclip eval [MODEL]", "--suite datacomp --list", "torchrun", "docs/evaluation.md"],
         "search": ["fastclip search MODEL IMAGES [TEXT]", '"a red heart"', "--image", "contact sheet"],
     }.items():
         with pytest.raises(SystemExit):
-            main([verb, "--help"])
+            main([command, "--help"])
         out = capsys.readouterr().out
-        assert all(word in out for word in words)
+        assert all(fact in out for fact in facts)
 
 
-def test_the_conversions_of_the_document_make_folders_that_are_scored(model, tmp_path, evaluate, monkeypatch):
-    """With data sets in the place of those on the network."""
-    programs = re.findall(r"<!-- needs: network -->\n```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+def test_programs_in_the_documentation_convert_datasets_to_tasks(model, tmp_path, evaluate, monkeypatch):
+    """With made-up datasets instead of those on the network."""
+    programs = re.findall(r"<!-- needs: network -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     converting = [program for program in programs if "load_dataset" in program]
     assert len(converting) == 2
     fake = ModuleType("datasets")
@@ -490,9 +509,9 @@ def test_the_conversions_of_the_document_make_folders_that_are_scored(model, tmp
     monkeypatch.chdir(tmp_path)
     for program in converting:
         exec(compile(program, "document", "exec"), {})
-    said = evaluate(model, "data/datacomp", "--suite", "datacomp", "--json")
-    assert said.code == 0
-    results = by_task(said)
+    run = evaluate(model, "data/datacomp", "--suite", "datacomp", "--json")
+    assert run.code == 0
+    results = by_task(run)
     assert {name: result["images"] for name, result in results.items()} == {
         "flickr_1k_test_image_text_retrieval": 7,
         "mscoco_2014_5k_test_image_text_retrieval": 7,
@@ -513,12 +532,12 @@ class SomeRows(list):
 def made_up_rows(name):
     if name == "nlphuji/winogavil":
         names = [f"thing {i}" for i in range(12)]
-        pictures = [Image.open(io.BytesIO(replica.png(i))) for i in range(12)]
+        images = [Image.open(io.BytesIO(replica.png(i))) for i in range(12)]
         for size in (5, 10, 12):
             yield {
                 "cue": "Ocean",
                 "candidates": names[:size],
-                "candidate_images": pictures[:size],
+                "candidate_images": images[:size],
                 "associations": names[1:3],
             }
     else:

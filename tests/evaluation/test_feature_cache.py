@@ -1,4 +1,4 @@
-"""Kept features: the same as encoded ones, and never those of another model, another image or half a file."""
+"""Cached features equal encoded ones, and never come from another model, other images or a damaged file."""
 
 import logging
 import shutil
@@ -27,14 +27,14 @@ def encoder(towers):
 class CountingEncoder(Encoder):
     encoded = 0
 
-    def images(self, pictures, progress=None):
+    def images(self, images, progress=None):
         self.encoded += 1
-        return super().images(pictures, progress)
+        return super().images(images, progress)
 
 
 @pytest.fixture
 def photos(tmp_path):
-    """Ten pictures of two classes; the third is broken."""
+    """Ten images of two classes; the third is damaged."""
     for i in range(10):
         path = tmp_path / "photos" / ("cat", "dog")[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def photos(tmp_path):
     return open_task("photos", tmp_path / "photos")
 
 
-def test_kept_features_are_those_that_were_encoded(encoder, photos, tmp_path):
+def test_cached_features_equal_the_encoded_ones(encoder, photos, tmp_path):
     first = cached_features(photos, encoder, tmp_path / "f.safetensors", "key")
     second = cached_features(photos, encoder, tmp_path / "f.safetensors", "key")
     assert encoder.encoded == 1
@@ -54,31 +54,33 @@ def test_kept_features_are_those_that_were_encoded(encoder, photos, tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_another_key_replaces_them(encoder, photos, tmp_path):
+def test_features_under_another_key_are_replaced(encoder, photos, tmp_path):
     for key in ("one", "two", "two"):
         cached_features(photos, encoder, tmp_path / "f.safetensors", key)
     assert encoder.encoded == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\x08\0\0\0\0\0\0\0{}      "])
-def test_a_broken_file_is_told_and_made_again(encoder, photos, tmp_path, caplog, content):
+def test_a_damaged_file_is_reported_and_replaced(encoder, photos, tmp_path, caplog, content):
     file = tmp_path / "f.safetensors"
     file.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         cached_features(photos, encoder, file, "key")
-    assert f"{file} is broken" in caplog.text
+    (record,) = [record for record in caplog.records if "feature_cache" in record.name]
+    assert (record.levelname, record.args[0]) == ("WARNING", file)
     cached_features(photos, encoder, file, "key")
     assert encoder.encoded == 1
 
 
-def test_where_nothing_can_be_written_the_features_are_still_given(encoder, photos, tmp_path, caplog):
-    (tmp_path / "file").write_text("no folder")
-    found = cached_features(photos, encoder, tmp_path / "file" / "f.safetensors", "key")
-    assert len(found.image_bd) == 9
-    assert "could not be kept" in caplog.text
+def test_features_are_returned_even_if_they_cannot_be_written(encoder, photos, tmp_path, caplog):
+    (tmp_path / "file").write_text("not a folder")
+    file = tmp_path / "file" / "f.safetensors"
+    assert len(cached_features(photos, encoder, file, "key").image_bd) == 9
+    (record,) = [record for record in caplog.records if "feature_cache" in record.name]
+    assert (record.levelname, record.args[0]) == ("WARNING", file)
 
 
-def test_the_key_of_a_model_is_that_of_what_features_depend_on(towers, tmp_path):
+def test_the_key_of_a_model_changes_with_everything_that_features_depend_on(towers, tmp_path):
     again = load_towers(replica.tiny_export(tmp_path / "again"))
     key = model_key(towers, None)
     assert model_key(again, None) == key
@@ -93,7 +95,7 @@ def test_the_key_of_a_model_is_that_of_what_features_depend_on(towers, tmp_path)
     assert model_key(other, None) != key
 
 
-def test_images_have_one_fingerprint_whatever_is_asked_of_them(tmp_path):
+def test_the_fingerprint_of_images_does_not_depend_on_templates(tmp_path):
     folder = replica.write_classification(tmp_path / "task", 1)
     before = open_task("task", folder)
     (folder / "zeroshot_classification_templates.txt").write_text("a {c}\n")
@@ -105,7 +107,7 @@ def test_images_have_one_fingerprint_whatever_is_asked_of_them(tmp_path):
 
 
 def test_the_order_of_images_is_part_of_their_fingerprint(tmp_path):
-    """Cues in another order number the same images differently."""
+    """The order of the cues determines the numbers of the images."""
     folder = replica.write_winogavil(tmp_path / "winogavil")
     before = open_task("winogavil", folder)
     lines = (folder / "associations.jsonl").read_text().splitlines()

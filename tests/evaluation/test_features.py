@@ -1,4 +1,4 @@
-"""Features of a collection: each pair its own, in order, from any number of workers; the model as it was."""
+"""Features of a collection are the same on any number of ranks, and encoding leaves the model unchanged."""
 
 import logging
 import random
@@ -12,9 +12,10 @@ import torch
 from fastclip.data.images import upright_rgb
 from fastclip.data.manifest import open_manifest
 from fastclip.distributed.world import World
+from fastclip.errors import OptionError, PathError
 from fastclip.evaluation.features import Encoder
 from tests.data.collections import pair_members, png, write_tar
-from tests.workers import run_workers
+from tests.ranks import run_ranks
 
 HOW = {
     "transform": open_clip.image_transform(16, is_train=False),
@@ -30,11 +31,11 @@ def tiny_model():
     return SimpleNamespace(clip=open_clip.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text))
 
 
-def collection(folder, captions, broken=()):
-    """Picture i with captions[i]; the broken ones end after 100 bytes."""
+def collection(folder, captions, damaged=()):
+    """Image i with captions[i]; the damaged ones are cut after 100 bytes."""
     members = []
     for i, caption in enumerate(captions):
-        image = png(i)[:100] if i in broken else png(i)
+        image = png(i)[:100] if i in damaged else png(i)
         members += [(f"{i:06d}.png", image), (f"{i:06d}.txt", caption.encode())]
     return open_manifest(str(write_tar(folder / "pairs.tar", members)))
 
@@ -53,7 +54,7 @@ def manifest(tmp_path):
     return open_manifest(str(write_tar(tmp_path / "plain.tar", pair_members(range(10)))))
 
 
-def test_each_pair_has_its_own_features_in_the_collections_order(model, manifest):
+def test_features_are_those_of_each_pair_in_the_collections_order(model, manifest):
     features = Encoder(model, World.alone(), **HOW).pairs(manifest)
     assert features.image_bd.shape == features.text_md.shape == (10, 16)
     assert features.image_of_text.tolist() == list(range(10))
@@ -70,7 +71,7 @@ def test_each_pair_has_its_own_features_in_the_collections_order(model, manifest
 
 
 def test_lines_of_a_caption_are_texts_of_one_image(model, tmp_path):
-    """More lines than fit into a batch, blank lines, and the line ends of Windows."""
+    """More lines than fit into a batch, blank lines, and Windows line ends."""
     many = "\n".join(f"line {i}" for i in range(7))
     features = Encoder(model, World.alone(), **HOW).pairs(
         collection(tmp_path, ["a cat\n\n a dog \r\nan ox", "a bird", many])
@@ -82,12 +83,12 @@ def test_lines_of_a_caption_are_texts_of_one_image(model, tmp_path):
     torch.testing.assert_close(features.text_md, expected)
 
 
-def test_a_broken_image_and_an_empty_caption_are_left_out_counted_and_logged(model, tmp_path, caplog):
+def test_damaged_images_and_empty_captions_are_skipped_counted_and_logged(model, tmp_path, caplog):
     captions = [f"picture {i}\nagain {i}" for i in range(12)]
     captions[2] = " \n "
-    broken = (0, 4, 5, 6, 7, 9)  # one batch has nothing else
+    damaged = (0, 4, 5, 6, 7, 9)  # 4 to 7 are a complete batch
     with caplog.at_level(logging.WARNING):
-        features = Encoder(model, World.alone(), **HOW).pairs(collection(tmp_path, captions, broken))
+        features = Encoder(model, World.alone(), **HOW).pairs(collection(tmp_path, captions, damaged))
     assert features.unusable == 7
     assert features.image_of_text.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     good = [1, 3, 8, 10, 11]
@@ -95,29 +96,31 @@ def test_a_broken_image_and_an_empty_caption_are_left_out_counted_and_logged(mod
         image = HOW["transform"](upright_rgb(png(number)))[None]
         with torch.no_grad():
             torch.testing.assert_close(image_d, model.clip.encode_image(image, normalize=True)[0])
-    (message,) = [record.getMessage() for record in caplog.records if "evaluation" in record.getMessage()]
-    assert "7 of 12 images are left out" in message
-    assert "6 × truncated PNG" in message
-    assert "1 × empty caption" in message
-    assert "The first is number 0, in " in message
+    (record,) = [record for record in caplog.records if record.name == "fastclip.evaluation.features"]
+    skipped, images, reasons, first, file = record.args
+    assert (record.levelname, skipped, images) == ("WARNING", "7", "12")
+    assert [reason.split(" × ")[0] for reason in reasons.split(", ")] == ["6", "1"]
+    assert (first, file) == (0, str(tmp_path / "pairs.tar"))
 
 
 def test_a_collection_without_a_usable_pair_is_an_error(model, tmp_path):
-    with pytest.raises(ValueError, match=r"None of the 2 images of .*pairs\.tar can be used"):
-        Encoder(model, World.alone(), **HOW).pairs(collection(tmp_path, ["one", "two"], broken=(0, 1)))
+    with pytest.raises(PathError) as caught:
+        Encoder(model, World.alone(), **HOW).pairs(collection(tmp_path, ["one", "two"], damaged=(0, 1)))
+    assert caught.value.path == str(tmp_path / "pairs.tar")
+    assert "2 images" in caught.value.problem
 
 
-def test_decoding_in_other_processes_changes_nothing(model, tmp_path):
-    pairs = collection(tmp_path, [f"picture {i}\nagain" for i in range(10)], broken=(3,))
+def test_features_do_not_depend_on_loader_workers(model, tmp_path):
+    pairs = collection(tmp_path, [f"picture {i}\nagain" for i in range(10)], damaged=(3,))
     assert same(
         Encoder(model, World.alone(), **HOW).pairs(pairs),
         Encoder(model, World.alone(), **HOW, workers=2).pairs(pairs),
     )
 
 
-def test_modes_gradients_and_random_states_are_as_before(model, manifest):
+def test_encoding_restores_modes_and_draws_no_random_numbers(model, manifest):
     clip = model.clip.train()
-    clip.visual.eval()  # as a frozen tower is
+    clip.visual.eval()  # like a frozen tower
     modes = [module.training for module in clip.modules()]
     seen = []
     hook = clip.visual.register_forward_pre_hook(
@@ -134,7 +137,7 @@ def test_modes_gradients_and_random_states_are_as_before(model, manifest):
     assert not any(tensor.is_inference() for tensor in features[:3])
 
 
-def test_an_error_leaves_the_mode_as_it_was(model, manifest):
+def test_an_error_restores_the_mode(model, manifest):
     model.clip.train()
     with pytest.raises(ZeroDivisionError):
         Encoder(model, World.alone(), **HOW | {"transform": lambda image: 1 / 0}).pairs(manifest)
@@ -150,7 +153,7 @@ def test_a_float64_model_has_float64_features(manifest):
     torch.testing.assert_close(double.image_bd.float(), single.image_bd)
 
 
-def test_autocast_gives_float32_features_and_leaves_no_cast_weights_behind(manifest):
+def test_autocast_gives_float32_features_and_caches_no_cast_weights(manifest):
     """Under a caller's autocast, weights cast without gradients must not be used for training."""
     model = tiny_model()
     exact = Encoder(model, World.alone(), **HOW).pairs(manifest)
@@ -170,31 +173,33 @@ def test_progress_counts_pairs(model, manifest):
     assert calls == [(4, 10), (8, 10), (10, 10)]
 
 
-def test_a_batch_of_nothing_is_refused(model):
-    with pytest.raises(ValueError, match="batch_size=0 must be positive"):
+def test_a_batch_size_of_0_is_rejected(model):
+    with pytest.raises(OptionError) as caught:
         Encoder(model, World.alone(), **HOW | {"batch_size": 0})
+    assert (caught.value.option, caught.value.value) == ("batch_size", 0)
 
 
-def encode_together_and_alone(rank, world_size, pairs, hopeless):
-    """For several batch sizes: the features that all workers make together, and those of one alone."""
+def encode_together_and_alone(rank, world_size, pairs, unusable):
+    """For several batch sizes: the features encoded by all ranks together, and by one alone."""
     model, results = tiny_model(), []
     world = World(rank, world_size, rank, torch.device("cpu"), None)
     for batch_size in (2, 4, 16):
         how = HOW | {"batch_size": batch_size}
         together = Encoder(model, world, **how).pairs(pairs)
         results.append((together, Encoder(model, World.alone(), **how).pairs(pairs)))
-    with pytest.raises(ValueError, match="None of the 5 images"):
-        Encoder(model, world, **HOW).pairs(hopeless)
+    with pytest.raises(PathError) as caught:
+        Encoder(model, world, **HOW).pairs(unusable)
+    assert "5 images" in caught.value.problem
     return results
 
 
-def test_two_workers_have_the_features_of_one(tmp_path):
-    """Uneven parts, a worker with only unusable pairs in a batch, and one with no batch at all."""
-    (tmp_path / "hopeless").mkdir()
+def test_two_ranks_give_the_same_features_as_one(tmp_path):
+    """Uneven parts, a rank with only unusable pairs in a batch, and a rank without batches."""
+    (tmp_path / "unusable").mkdir()
     captions = [f"picture {i}" + "\nagain" * (i % 3) for i in range(11)]
-    pairs = collection(tmp_path, captions, broken=(0, 1, 2, 3, 9))
-    hopeless = collection(tmp_path / "hopeless", ["x"] * 5, broken=range(5))
-    for results in run_workers(encode_together_and_alone, 2, pairs, hopeless):
+    pairs = collection(tmp_path, captions, damaged=(0, 1, 2, 3, 9))
+    unusable = collection(tmp_path / "unusable", ["x"] * 5, damaged=range(5))
+    for results in run_ranks(encode_together_and_alone, 2, pairs, unusable):
         for together, alone in results:
             assert same(together, alone)
             assert len(together.image_bd) == 6

@@ -1,4 +1,4 @@
-"""Metric by metric, equality with scikit-learn or with a plain loop, on random and on awkward inputs."""
+"""Each metric equals scikit-learn's or a plain loop's, on random and on degenerate inputs."""
 
 import warnings
 
@@ -16,9 +16,10 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
+from fastclip.errors import InputError
 from fastclip.evaluation import metrics
 
-close = pytest.approx  # to 1 part in a million unless told
+close = pytest.approx  # relative tolerance 1e-6
 
 
 def exactly(value):
@@ -27,7 +28,7 @@ def exactly(value):
 
 @st.composite
 def classified(draw):
-    """Scores with many ties, and labels: some classes may be empty, or never predicted, or the only one."""
+    """Scores with many ties, and labels; classes may be empty, never predicted, or the only one."""
     images, classes = draw(st.integers(1, 30)), draw(st.integers(1, 9))
     levels = draw(st.sampled_from((1, 2, 3, 1000)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -43,18 +44,18 @@ def first_of_the_best(scores, k):
 
 
 @given(classified(), st.integers(1, 12))
-def test_the_likeliest_classes_are_those_of_a_plain_sort(case, k):
+def test_likeliest_classes_equal_those_of_a_plain_sort(case, k):
     scores, _ = case
     assert metrics.likeliest(scores, k).tolist() == first_of_the_best(scores, k)
 
 
 @given(classified())
-def test_accuracy_recall_and_f1_are_scikit_learns(case):
+def test_accuracy_recall_and_f1_equal_scikit_learn(case):
     scores, labels = case
     guesses = [row[0] for row in first_of_the_best(scores, 1)]
     top = metrics.likeliest(scores, 5)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # classes that are guessed and never occur, or only one class
+        warnings.simplefilter("ignore")  # classes that are predicted but never occur, or a single class
         expected = balanced_accuracy_score(labels, guesses)
         f1 = f1_score(labels, guesses, labels=np.unique(labels), average="macro", zero_division=0)
     assert metrics.accuracy(top, labels) == exactly(accuracy_score(labels, guesses))
@@ -63,7 +64,7 @@ def test_accuracy_recall_and_f1_are_scikit_learns(case):
 
 
 @given(classified(), st.integers(1, 12))
-def test_accuracy_at_k_is_a_plain_loops(case, k):
+def test_accuracy_at_k_equals_a_plain_loop(case, k):
     scores, labels = case
     guesses = first_of_the_best(scores, k)
     hits = [label in row for label, row in zip(labels.tolist(), guesses, strict=True)]
@@ -71,18 +72,18 @@ def test_accuracy_at_k_is_a_plain_loops(case, k):
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 7, 9])
-def test_accuracy_at_k_is_scikit_learns_where_no_scores_are_equal(k):
-    """scikit-learn puts the higher class first among equals; k = 9 is more than the 7 classes."""
+def test_accuracy_at_k_equals_scikit_learn_without_ties(k):
+    """scikit-learn resolves ties to the higher class; k = 9 is more than the 7 classes."""
     rng = np.random.default_rng(k)
     scores, labels = rng.permuted(np.tile(np.arange(7.0), (200, 1)), axis=1), rng.integers(0, 7, 200)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # k ≥ 7 is always right
         expected = top_k_accuracy_score(labels, scores, k=k, labels=np.arange(7))
-    found = metrics.accuracy(metrics.likeliest(torch.tensor(scores), k), torch.tensor(labels), k)
-    assert found == exactly(expected)
+    top = metrics.likeliest(torch.tensor(scores), k)
+    assert metrics.accuracy(top, torch.tensor(labels), k) == exactly(expected)
 
 
-def test_of_equal_scores_the_lower_class_is_the_guess():
+def test_ties_go_to_the_lower_class():
     scores = torch.zeros(4, 3)
     labels = torch.tensor([0, 0, 1, 2])
     top = metrics.likeliest(scores, 5)
@@ -93,29 +94,29 @@ def test_of_equal_scores_the_lower_class_is_the_guess():
     assert metrics.macro_f1(top, labels) == close((2 * 2 / (2 + 4)) / 3)
 
 
-def test_a_class_without_images_does_not_count_though_it_is_guessed():
+def test_a_predicted_class_without_images_does_not_count():
     top, labels = torch.tensor([[0], [7], [0], [1]]), torch.tensor([0, 0, 1, 1])
     assert metrics.mean_per_class_recall(top, labels) == 0.5
     assert metrics.macro_f1(top, labels) == close((2 / 4 + 2 / 3) / 2)
 
 
 @given(classified(), st.integers(1, 6), st.sampled_from((0, -3, 10**15)), st.integers(1, 6))
-def test_the_worst_group_is_a_plain_loops(case, groups, first, k):
-    """Groups are any numbers: negative, huge, with gaps."""
+def test_worst_group_accuracy_equals_a_plain_loop(case, groups, first, k):
+    """Group ids are any numbers: negative, huge, with gaps."""
     scores, labels = case
     group = torch.tensor(np.random.default_rng(len(labels)).integers(0, groups, len(labels)) * 2 + first)
     guesses = first_of_the_best(scores, k)
     hits = {}
     for row, label, name in zip(guesses, labels.tolist(), group.tolist(), strict=True):
         hits.setdefault(name, []).append(label in row)
-    worst = min(sum(one) / len(one) for one in hits.values())
+    worst = min(sum(group_hits) / len(group_hits) for group_hits in hits.values())
     top = metrics.likeliest(scores, k)
     assert metrics.worst_group_accuracy(top, labels, group, k) == exactly(worst)
     if len(hits) == 1:
         assert metrics.worst_group_accuracy(top, labels, group, k) == metrics.accuracy(top, labels, k)
 
 
-def test_groups_without_images_are_not_the_worst():
+def test_groups_without_images_do_not_count():
     top, labels = torch.tensor([[0], [1], [1]]), torch.tensor([0, 1, 0])
     assert metrics.worst_group_accuracy(top, labels, torch.tensor([1, 1, 5])) == 0
     assert metrics.worst_group_accuracy(top, labels, torch.tensor([1, 5, 5])) == 0.5
@@ -123,7 +124,7 @@ def test_groups_without_images_are_not_the_worst():
 
 @st.composite
 def multilabel(draw):
-    """Scores with many ties; images without labels, images with all, classes without images."""
+    """Scores with many ties; images with no labels or all of them; classes without images."""
     images, classes = draw(st.integers(1, 25)), draw(st.integers(1, 6))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scores = rng.integers(0, draw(st.sampled_from((1, 2, 4, 10_000))), (images, classes)) / 7
@@ -134,15 +135,15 @@ def multilabel(draw):
 
 @given(multilabel())
 @example((np.array([[0.5], [0.5], [0.1]]), np.array([[0], [1], [0]])))
-def test_mean_average_precision_is_scikit_learns_over_the_classes_that_occur(case):
+def test_mean_average_precision_equals_scikit_learn_over_the_classes_that_occur(case):
     scores, targets = case
     each = [
         average_precision_score(targets[:, c], scores[:, c])
         for c in range(targets.shape[1])
         if targets[:, c].any()
     ]
-    found = metrics.mean_average_precision(torch.tensor(scores), torch.tensor(targets))
-    assert found == exactly(np.mean(each))
+    value = metrics.mean_average_precision(torch.tensor(scores), torch.tensor(targets))
+    assert value == exactly(np.mean(each))
 
 
 def test_mean_average_precision_does_not_depend_on_the_order_of_images():
@@ -153,25 +154,26 @@ def test_mean_average_precision_does_not_depend_on_the_order_of_images():
     assert metrics.mean_average_precision(scores[order], targets[order]) == exactly(once)
 
 
-def test_without_any_label_there_is_no_precision():
-    with pytest.raises(ValueError, match="No image has a label"):
+def test_mean_average_precision_without_labels_is_an_error():
+    with pytest.raises(InputError) as caught:
         metrics.mean_average_precision(torch.rand(3, 2), torch.zeros(3, 2))
+    assert caught.value.argument == "target_nc"
 
 
 @st.composite
 def cues(draw):
-    """Cues of 2 to 12 candidates, of which one to all are associated; scores with ties."""
+    """Cues with 2 to 12 candidates, one to all of them associated; scores with ties."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    found = []
+    drawn = []
     for _ in range(draw(st.integers(1, 8))):
         size = rng.integers(2, 13)
         truth = np.arange(size) < rng.integers(1, size + 1)
-        found.append((rng.integers(0, 4, size) / 3, rng.permutation(truth)))
-    return found
+        drawn.append((rng.integers(0, 4, size) / 3, rng.permutation(truth)))
+    return drawn
 
 
 @given(cues())
-def test_jaccard_is_scikit_learns_for_the_highest_candidates(case):
+def test_jaccard_equals_scikit_learn_for_the_highest_candidates(case):
     expected = []
     for scores, truth in case:
         best = sorted(range(len(scores)), key=lambda i: (scores[i], i))[-truth.sum() :]
@@ -180,8 +182,8 @@ def test_jaccard_is_scikit_learns_for_the_highest_candidates(case):
     assert metrics.jaccard(scores, truths).tolist() == [exactly(value) for value in expected]
 
 
-def test_jaccard_of_all_none_and_some():
+def test_jaccard_with_all_none_and_some_correct():
     truth = torch.tensor([True, True, False, False, False])
     rows = [[5.0, 4, 3, 2, 1], [1.0, 2, 3, 4, 5], [5.0, 1, 4, 2, 3]]
-    found = metrics.jaccard([torch.tensor(row) for row in rows], [truth] * 3)
-    assert found.tolist() == [1, 0, 1 / 3]
+    values = metrics.jaccard([torch.tensor(row) for row in rows], [truth] * 3)
+    assert values.tolist() == [1, 0, 1 / 3]

@@ -1,4 +1,4 @@
-"""Scores of each kind of task, equal to a plain script that knows open_clip and scikit-learn alone."""
+"""Scores of each kind of task equal those of a plain script that uses only open_clip and scikit-learn."""
 
 import io
 import json
@@ -19,13 +19,13 @@ from sklearn.metrics import (
 )
 
 from fastclip.distributed.world import World
-from fastclip.evaluation import zero_shot
+from fastclip.errors import InputError
 from fastclip.evaluation.features import Encoder
-from fastclip.evaluation.task_layout import open_task
+from fastclip.evaluation.task_layout import TaskError, open_task
 from fastclip.evaluation.zero_shot import classifier, cue_prompt, score
 from tests.data.collections import encode, picture, png
 from tests.evaluation.test_task_layout import npy, write_task
-from tests.workers import run_workers
+from tests.ranks import run_ranks
 
 TRANSFORM = open_clip.image_transform(16, is_train=False)
 TOKENIZER = open_clip.SimpleTokenizer(context_length=8)
@@ -35,7 +35,7 @@ TEMPLATES = ["a {c}.", "a photo of {c}", "{c}"]
 
 
 def tiny_model(image_size=16):
-    """Large weights, so that it tells images and texts apart; float64, so that rounding decides nothing."""
+    """Large weights, to distinguish images and texts; float64, so that rounding decides nothing."""
     torch.manual_seed(1)
     vision = open_clip.CLIPVisionCfg(layers=1, width=32, head_width=16, patch_size=8, image_size=image_size)
     text = open_clip.CLIPTextCfg(context_length=8, width=32, heads=2, layers=1)
@@ -51,9 +51,9 @@ def model():
     return tiny_model()
 
 
-def scored(task, model, world=None, **how):
+def scored(task, model, world=None, tile=4096, **how):
     encoder = Encoder(model, world or World.alone(), **HOW | how)
-    return score(task, encoder, encoder.images(task))
+    return score(task, encoder, encoder.images(task), tile=tile)
 
 
 # The plain script
@@ -87,13 +87,17 @@ def plain_scores(model, files, names=NAMES):
 # Classification
 
 
-def classification(folder, broken=(), names=NAMES, n=60):
-    """Images from dark to bright, so that guesses differ; the last class never occurs."""
+def classification(folder, damaged=(), names=NAMES, n=60):
+    """Images from dark to bright, so that predictions differ; the last class never occurs."""
     rng = np.random.default_rng(0)
     files = [encode(picture(i).point(lambda v, i=i: v * (i % 7 + 1) // 7)) for i in range(n)]
     labels, groups = rng.integers(0, 6, n), np.stack([rng.integers(0, 5, n), np.arange(n)], axis=1)
     samples = [
-        {"png": files[i][:1000] if i in broken else files[i], "cls": b"%d" % labels[i], "npy": npy(groups[i])}
+        {
+            "png": files[i][:1000] if i in damaged else files[i],
+            "cls": b"%d" % labels[i],
+            "npy": npy(groups[i]),
+        }
         for i in range(n)
     ]
     task = open_task(
@@ -103,18 +107,18 @@ def classification(folder, broken=(), names=NAMES, n=60):
 
 
 def test_the_classifier_normalises_averages_and_normalises_again(model):
-    found = classifier(Encoder(model, World.alone(), **HOW), NAMES, TEMPLATES)
-    np.testing.assert_allclose(found.numpy(), plain_classifier(model, NAMES, TEMPLATES), atol=1e-12)
+    class_Cd = classifier(Encoder(model, World.alone(), **HOW), NAMES, TEMPLATES)
+    np.testing.assert_allclose(class_Cd.numpy(), plain_classifier(model, NAMES, TEMPLATES), atol=1e-12)
     plain_mean = np.stack([plain_text(model, "a cat."), plain_text(model, "a photo of cat")]).mean(0)
-    assert np.linalg.norm(plain_mean) < 0.999  # or the last step would make no difference
+    assert np.linalg.norm(plain_mean) < 0.999  # so the last step matters
 
 
-def check_classification(found, scores, labels, groups):
-    order = np.argsort(-scores, axis=1, kind="stable")
+def check_classification(scores, similarities, labels, groups):
+    order = np.argsort(-similarities, axis=1, kind="stable")
     top1, top5 = order[:, 0], (order[:, :5] == labels[:, None]).any(1)
-    assert len(set(top1)) > 2  # the model does tell images apart
+    assert len(set(top1)) > 2  # the model does distinguish images
     region = min((top1 == labels)[groups == g].mean() for g in set(groups))
-    assert found == {
+    assert scores == {
         "acc1": pytest.approx(accuracy_score(labels, top1)),
         "acc5": pytest.approx(top5.mean()),
         "mean_per_class_recall": pytest.approx(balanced_accuracy_score(labels, top1)),
@@ -123,7 +127,7 @@ def check_classification(found, scores, labels, groups):
         "acc_top5_wg": pytest.approx(min(top5[groups == g].mean() for g in set(groups))),
         "acc_worst_region": pytest.approx(region),
     }
-    assert 0 < found["acc1"] < found["acc5"] < 1
+    assert 0 < scores["acc1"] < scores["acc5"] < 1
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
@@ -133,16 +137,16 @@ def test_classification_and_its_groups(model, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
-def test_labels_and_groups_stay_with_their_images_when_others_cannot_be_used(model, tmp_path):
-    broken = [0, 7, 8, 9, 10, 11, 12, 13, 30, 59]  # a whole batch among them
-    task, files, labels, groups = classification(tmp_path / "task", broken)
+def test_labels_and_groups_stay_with_their_images_when_others_are_skipped(model, tmp_path):
+    damaged = [0, 7, 8, 9, 10, 11, 12, 13, 30, 59]  # with one complete batch
+    task, files, labels, groups = classification(tmp_path / "task", damaged)
     encoder = Encoder(model, World.alone(), **HOW)
     images = encoder.images(task)
-    kept = np.setdiff1d(np.arange(60), broken)
+    kept = np.setdiff1d(np.arange(60), damaged)
     assert images.kept_b.tolist() == kept.tolist()
-    assert [sample.id for sample in images.bad] == broken
-    scores = plain_scores(model, [files[i] for i in kept])
-    check_classification(score(task, encoder, images), scores, labels[kept], groups[kept])
+    assert [sample.id for sample in images.bad] == damaged
+    similarities = plain_scores(model, [files[i] for i in kept])
+    check_classification(score(task, encoder, images), similarities, labels[kept], groups[kept])
 
 
 def test_without_groups_there_is_no_worst_group(model, tmp_path):
@@ -154,25 +158,24 @@ def test_without_groups_there_is_no_worst_group(model, tmp_path):
 def test_fewer_classes_than_five(model, tmp_path):
     samples = [{"png": png(i), "cls": b"%d" % (i % 2)} for i in range(6)]
     task = open_task("two", write_task(tmp_path / "two", [samples], names="cat\ndog"))
-    found = scored(task, model)
-    guesses = plain_images(model, [png(i) for i in range(6)])
-    guesses = guesses @ plain_classifier(model, ["cat", "dog"], ["a {c}.", "a photo of {c}"]).T
-    assert found["acc1"] == accuracy_score([0, 1] * 3, guesses.argmax(1))
-    assert found["acc5"] == 1
+    scores = scored(task, model)
+    images = plain_images(model, [png(i) for i in range(6)])
+    similarities = images @ plain_classifier(model, ["cat", "dog"], ["a {c}.", "a photo of {c}"]).T
+    assert scores["acc1"] == accuracy_score([0, 1] * 3, similarities.argmax(1))
+    assert scores["acc5"] == 1
 
 
 @pytest.mark.parametrize("tile", [1, 3, 59, 60])
-def test_tiles_and_batches_do_not_matter(model, tmp_path, monkeypatch, tile):
+def test_scores_do_not_depend_on_tiles_and_batches(model, tmp_path, tile):
     task, *_ = classification(tmp_path / "task")
     expected = scored(task, model)
-    monkeypatch.setattr(zero_shot, "_TILE", tile)
-    assert scored(task, model) == expected
-    assert scored(task, model, batch_size=tile, workers=1 if tile == 3 else 0) == expected
+    assert scored(task, model, tile=tile) == expected
+    assert scored(task, model, tile=tile, batch_size=tile, workers=1 if tile == 3 else 0) == expected
 
 
 @pytest.mark.parametrize("tile", [1, 5, 4096])
-def test_of_classes_that_are_equal_the_first_is_the_guess(monkeypatch, tile):
-    """A product of floats is rounded by its place in the matrix: equal columns would differ by luck."""
+def test_ties_go_to_the_first_class(tile):
+    """Rounding depends on the place in the matrix, so equal columns would differ in plain float products."""
     generator = torch.Generator().manual_seed(0)
     images = torch.nn.functional.normalize(torch.randn(130, 64, generator=generator), dim=1)
     sentence = torch.nn.functional.normalize(torch.randn(1, 64, generator=generator), dim=1)
@@ -180,14 +183,13 @@ def test_of_classes_that_are_equal_the_first_is_the_guess(monkeypatch, tile):
     task.labels = np.zeros(130, dtype=np.int64)
     encoder = SimpleNamespace(texts=lambda sentences: sentence.expand(len(sentences), -1))
     features = SimpleNamespace(image_bd=images, kept_b=torch.arange(130))
-    monkeypatch.setattr(zero_shot, "_TILE", tile)
-    assert score(task, encoder, features)["acc1"] == 1
+    assert score(task, encoder, features, tile=tile)["acc1"] == 1
 
 
 # Other kinds
 
 
-def test_multilabel_is_scikit_learns_mean_average_precision(model, tmp_path):
+def test_multilabel_equals_scikit_learns_mean_average_precision(model, tmp_path):
     rng = np.random.default_rng(3)
     targets = (rng.random((30, len(NAMES))) < 0.3).astype(np.int64)
     targets[:, 2] = 0  # a class without images
@@ -204,7 +206,7 @@ def test_multilabel_is_scikit_learns_mean_average_precision(model, tmp_path):
     assert scored(task, model) == {"mean_average_precision": pytest.approx(expected)}
 
 
-def test_retrieval_is_a_plain_loops(model, tmp_path):
+def test_retrieval_equals_a_plain_loop(model, tmp_path):
     captions = [[f"picture {i} {j}" for j in range(1 + i % 3)] for i in range(40)]
     files = [png(i) for i in range(40)]
     samples = [
@@ -223,38 +225,38 @@ def test_retrieval_is_a_plain_loops(model, tmp_path):
         by_image = [any(owner[t] == i for t in np.argsort(-similarity[i])[:k]) for i in range(len(kept))]
         expected[f"image_retrieval_recall@{k}"] = pytest.approx(np.mean(by_text))
         expected[f"text_retrieval_recall@{k}"] = pytest.approx(np.mean(by_image))
-    found = scored(task, model)
-    mean = found.pop("mean_recall@1")
-    assert found == expected
-    assert mean == pytest.approx((found["image_retrieval_recall@1"] + found["text_retrieval_recall@1"]) / 2)
-    assert 0 < found["image_retrieval_recall@10"] < 1
+    scores = scored(task, model)
+    mean = scores.pop("mean_recall@1")
+    assert scores == expected
+    assert mean == pytest.approx((scores["image_retrieval_recall@1"] + scores["text_retrieval_recall@1"]) / 2)
+    assert 0 < scores["image_retrieval_recall@10"] < 1
 
 
-def winogavil(folder, sizes, broken=()):
-    """A cue of each size, over 30 images that they share."""
+def winogavil(folder, sizes, damaged=()):
+    """One cue of each size, over 30 shared images."""
     rng = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True)
     for i in range(30):
-        (folder / "images" / f"{i}.png").write_bytes(png(i)[: 100 if i in broken else None])
-    words, lines = ["Apple", "pack", "owl", "Üben", "hour", "ice"], []
+        (folder / "images" / f"{i}.png").write_bytes(png(i)[: 100 if i in damaged else None])
+    cues, lines = ["Apple", "pack", "owl", "Üben", "hour", "ice"], []
     for number, size in enumerate(sizes):
         candidates = [f"{i}.png" for i in rng.permutation(30)[:size]]
         chosen = candidates[: rng.integers(1, size)]
-        lines.append({"cue": words[number % 6], "candidates": candidates, "associations": chosen})
+        lines.append({"cue": cues[number % 6], "candidates": candidates, "associations": chosen})
     (folder / "associations.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
     return open_task("winogavil", folder), lines
 
 
 def plain_associations(model, lines):
-    found = []
+    values = []
     for line in lines:
         cue = line["cue"].lower()
         prompt = ("An " if cue[0] in "aeiou" else "A ") + cue
         images = plain_images(model, [png(int(name.split(".")[0])) for name in line["candidates"]])
         best = np.argsort(images @ plain_text(model, prompt))[-len(line["associations"]) :]
         truth = np.isin(line["candidates"], line["associations"])
-        found.append(jaccard_score(truth, np.isin(np.arange(len(truth)), best)))
-    return np.array(found)
+        values.append(jaccard_score(truth, np.isin(np.arange(len(truth)), best)))
+    return np.array(values)
 
 
 def test_associations_and_their_means_by_the_number_of_candidates(model, tmp_path):
@@ -269,26 +271,28 @@ def test_associations_and_their_means_by_the_number_of_candidates(model, tmp_pat
     assert len(set(each)) > 2
 
 
-def test_a_mean_without_cues_is_not_told(model, tmp_path):
+def test_a_mean_without_cues_is_omitted(model, tmp_path):
     task, _ = winogavil(tmp_path / "wino", [5, 6])
     assert set(scored(task, model)) == {"avg_jaccard_score", "jaccard_score_5-6"}
 
 
-def test_a_cue_with_an_unusable_candidate_is_left_out_and_counted(model, tmp_path, caplog):
-    task, lines = winogavil(tmp_path / "wino", [5, 10, 5, 12, 5], broken=(3, 17))
+def test_cues_with_an_unusable_candidate_are_skipped_and_logged(model, tmp_path, caplog):
+    task, lines = winogavil(tmp_path / "wino", [5, 10, 5, 12, 5], damaged=(3, 17))
     kept = [line for line in lines if not {"3.png", "17.png"} & set(line["candidates"])]
     assert 0 < len(kept) < 5
     with caplog.at_level(logging.WARNING):
-        found = scored(task, model)
-    assert found["avg_jaccard_score"] == pytest.approx(plain_associations(model, kept).mean())
-    assert f"{5 - len(kept)} of 5 cues are left out" in caplog.text
+        scores = scored(task, model)
+    assert scores["avg_jaccard_score"] == pytest.approx(plain_associations(model, kept).mean())
+    (record,) = [record for record in caplog.records if "zero_shot" in record.name]
+    assert (record.levelname, record.args) == ("WARNING", ("winogavil", 5 - len(kept), 5))
 
 
-def test_without_a_usable_cue_there_is_no_score(model, tmp_path):
+def test_a_task_without_usable_cues_is_an_error(model, tmp_path):
     task, lines = winogavil(tmp_path / "wino", [10])
     (tmp_path / "wino" / "images" / lines[0]["candidates"][4]).write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"wino.*every cue has a candidate whose image cannot be used"):
+    with pytest.raises(TaskError) as caught:
         scored(task, model)
+    assert caught.value.path == task.where(0)
 
 
 @pytest.mark.parametrize(
@@ -301,76 +305,83 @@ def test_without_a_usable_cue_there_is_no_score(model, tmp_path):
         ("éclair", "A éclair"),
     ],
 )
-def test_a_cue_is_asked_for_as_datacomp_does(cue, prompt):
+def test_the_prompt_of_a_cue_is_datacomps(cue, prompt):
     assert cue_prompt(cue) == prompt
 
 
 # Models that do not fit
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_has_places_for(model, tmp_path):
-    task, *_ = classification(tmp_path / "task")
-    message = (
-        r"takes 8 tokens of a vocabulary of 49,408, and the tokenizer makes 77 with ids up to 49,407; use"
-    )
-    with pytest.raises(ValueError, match=message):
-        scored(task, model, tokenizer=open_clip.SimpleTokenizer())
+def assert_rejected(argument, facts, task, model, **how):
+    """Scoring raises an InputError about this argument, whose problem states these facts."""
+    with pytest.raises(InputError) as caught:
+        scored(task, model, **how)
+    assert caught.value.argument == argument
+    assert all(fact in caught.value.problem for fact in facts)
 
 
-def test_a_tokenizer_with_ids_that_the_model_does_not_know(model, tmp_path):
+def test_a_tokenizer_with_more_tokens_than_the_models_context(model, tmp_path):
     task, *_ = classification(tmp_path / "task")
-    with pytest.raises(
-        ValueError, match="vocabulary of 49,408, and the tokenizer makes 8 with ids up to 250,000"
-    ):
-        scored(task, model, tokenizer=lambda texts: torch.full((len(texts), 8), 250_000))
+    facts = ["77 tokens", "49,407", "8 tokens", "49,408"]
+    assert_rejected("tokenizer", facts, task, model, tokenizer=open_clip.SimpleTokenizer())
+
+
+def test_a_tokenizer_with_ids_beyond_the_models_vocabulary(model, tmp_path):
+    task, *_ = classification(tmp_path / "task")
+
+    def tokenizer(texts):
+        return torch.full((len(texts), 8), 250_000)
+
+    assert_rejected("tokenizer", ["250,000", "49,408"], task, model, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("image_size", [8, 32])
-def test_images_of_another_size_than_the_models(tmp_path, image_size):
+def test_images_of_a_size_that_the_model_does_not_take(tmp_path, image_size):
     task, *_ = classification(tmp_path / "task")
-    message = rf"takes images of {image_size} x {image_size} pixels, and the transform makes 16 x 16; use"
-    with pytest.raises(ValueError, match=message):
-        scored(task, tiny_model(image_size))
+    facts = ["16 x 16", f"{image_size} x {image_size}"]
+    assert_rejected("transform", facts, task, tiny_model(image_size))
 
 
 @pytest.mark.parametrize("tower", ["visual.proj", "text_projection"])
-def test_a_model_that_gives_no_numbers_has_no_score(tmp_path, tower):
+def test_features_that_are_not_finite_are_an_error(tmp_path, tower):
     task, *_ = classification(tmp_path / "task")
     model = tiny_model()
     with torch.no_grad():
         model.clip.get_parameter(tower)[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="features are not finite"):
-        scored(task, model)
+    assert_rejected("model", [], task, model)
 
 
-# Workers
+# Several ranks
 
 
 def score_together(rank, world_size, tasks):
-    """Every task by all workers; and a failure that only one of them meets, and what comes after it."""
-    model, told = tiny_model(), []
+    """Score every task on all ranks; then provoke failures, one on rank 1 only, and score again."""
+    model, errors = tiny_model(), []
     together = {"world": World(rank, world_size, rank, torch.device("cpu"), None)}
     scores = [scored(task, model, **together) for task in tasks]
 
-    def broken(image):
+    def failing_transform(image):
         if rank == 1:
             raise OSError("the disk is gone")
         return TRANSFORM(image)
 
-    for options in ({"transform": broken}, {"batch_size": 99, "tokenizer": open_clip.SimpleTokenizer()}):
+    for options in (
+        {"transform": failing_transform},
+        {"batch_size": 99, "tokenizer": open_clip.SimpleTokenizer()},
+    ):
         with pytest.raises((OSError, RuntimeError, ValueError)) as caught:
             scored(tasks[0], model, **together | options)
-        told.append(str(caught.value))
-    return scores, told, scored(tasks[0], model, **together)["acc1"]
+        errors.append(str(caught.value))
+    return scores, errors, scored(tasks[0], model, **together)["acc1"]
 
 
-def test_two_workers_have_the_scores_of_one_and_fail_together(model, tmp_path):
-    tasks = [classification(tmp_path / "a", broken=(1, 2))[0], winogavil(tmp_path / "b", [5, 10, 12])[0]]
+def test_two_ranks_score_like_one_and_fail_together(model, tmp_path):
+    tasks = [classification(tmp_path / "a", damaged=(1, 2))[0], winogavil(tmp_path / "b", [5, 10, 12])[0]]
     alone = [scored(task, model) for task in tasks]
-    results = run_workers(score_together, 2, tasks)
-    for scores, told, after in results:
+    results = run_ranks(score_together, 2, tasks)
+    for scores, errors, after in results:
         assert scores == alone
-        assert "the disk is gone" in told[0]
-        assert "the tokenizer makes 77" in told[1]
+        assert "the disk is gone" in errors[0]
+        assert "77 tokens" in errors[1]
         assert after == alone[0]["acc1"]
-    assert results[0][1][0] == "Another worker failed: OSError: the disk is gone"
+    assert "another rank failed: OSError" in results[0][1][0]

@@ -12,7 +12,7 @@ def unit(rows, d, seed, dtype=torch.float64, spread=0.6):
 
 
 def pair(rows, d, seed, dtype=torch.float64):
-    """Image and text features that resemble each other, as leaves that want gradients."""
+    """Similar image and text features, as leaves that require gradients."""
     image = unit(rows, d, seed)
     text = F.normalize(image + 0.7 * unit(rows, d, seed + 10_000), dim=-1)
     return image.to(dtype).requires_grad_(), text.to(dtype).requires_grad_()

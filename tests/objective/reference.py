@@ -1,6 +1,6 @@
 """The paper's equations, written as plainly as possible in linear space. Shares no code with the package.
 
-e1, e2 are the features of the whole global batch B; worker k of K holds its k-th part.
+e1, e2 are the features of the whole global batch B; rank k of K holds its k-th part.
 """
 
 import torch
@@ -18,12 +18,12 @@ def inner(e1, e2, tau1, tau2):
 
 
 def moving_average(u, g, gamma):
-    """eq. (u:ema); a sample that was never seen has u = NaN here and takes g."""
+    """eq. (u:ema); an unvisited sample has u = NaN here and takes g."""
     return torch.where(torch.isnan(u), g, (1 - gamma) * u + gamma * g)
 
 
-def worker_gradients(e1, e2, tau1, tau2, w1, w2, k, K):
-    """G_{w,a,k} + G_{w,b,k} with respect to worker k's features; w_i is the factor before 1/|B_i-| Σ ∇ℓ.
+def rank_gradients(e1, e2, tau1, tau2, w1, w2, k, K):
+    """G_{w,a,k} + G_{w,b,k} with respect to rank k's features; w_i is the factor before 1/|B_i-| Σ ∇ℓ.
 
     eqs. (sogclr:gradw:1) and (sogclr:gradw:2): w_i = τ/(ε + u_i); (fastclipv0:gradw): w_i = 1/(ε + u_i);
     (isogclr:gradw): w_i = τ_i/(ε + u_i).
@@ -62,7 +62,7 @@ def inner_tau_derivative(e1, e2, tau1, tau2):
 
 
 class PaperRun:
-    """Algorithm 1 on one machine: keeps u (and τ) of n samples and gives each step's value and gradients."""
+    """Algorithm 1 in one process: stores u (and τ) of n samples; returns values and gradients."""
 
     def __init__(
         self, name, n, *, tau, rho=0.0, epsilon=1e-14, tau_lr=0.0, betas=(0.9, 0.999), released=False
@@ -85,7 +85,7 @@ class PaperRun:
             eps = self.epsilon
         unscaled = self.name in ("fastclip-v0", "mbcl")  # the loss without τ in front
         w1, w2 = (1 if unscaled else tau1) / (eps + u1), (1 if unscaled else tau2) / (eps + u2)
-        grad1, grad2 = worker_gradients(e1, e2, tau1, tau2, w1, w2, 0, 1)
+        grad1, grad2 = rank_gradients(e1, e2, tau1, tau2, w1, w2, 0, 1)
         log1, log2 = torch.log(eps + u1), torch.log(eps + u2)
         d1, d2 = inner_tau_derivative(e1, e2, tau1, tau2)
         from_inner = (d1 / (eps + u1)).mean() + (d2 / (eps + u2)).mean()
@@ -109,7 +109,7 @@ class PaperRun:
         if self.released:
             value, grad1, grad2 = value / 2, grad1 / 2, grad2 / 2
             if self.name == "fastclip-v3":
-                # what the released code differentiates: inner/1 + ρ·τ + mean(log u1 + log u2)·τ/2
+                # the released code differentiates inner/1 + ρ·τ + mean(log u1 + log u2)·τ/2
                 tau_grad = tau1[0] * from_inner + self.rho + (torch.log(u1) + torch.log(u2)).mean() / 2
         if self.name != "mbcl":
             for position in reversed(range(len(ids))):  # of equal ids the first one writes last

@@ -1,4 +1,4 @@
-"""The loss over real gloo processes: the same global batches give the same run at every number of workers."""
+"""The loss over real gloo processes: the same global batches give the same run at every world size."""
 
 import pytest
 import torch
@@ -6,22 +6,23 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from fastclip import ALGORITHMS, GlobalContrastiveLoss
+from fastclip.errors import InputError
 from tests.objective.features import pair, relative_error
-from tests.workers import run_workers
+from tests.ranks import run_ranks
 
 OURS = [name for name, row in ALGORITHMS.items() if not row.peer]
 VARIANTS = [(name, {}) for name in OURS] + [
     ("fastclip-v3", {"estimator": "released"}),
     ("fastclip-v3", {"wire_dtype": torch.float16}),
-    ("fastclip-v2", {"tile_bytes": 100}),
+    ("fastclip-v2", {"tile_mib": 100 / 2**20}),
     ("fastclip-v1", {"features": torch.bfloat16}),
 ]
-N, B, D, STEPS = 37, 16, 6, 10  # n does not divide by the workers, and ids repeat within a batch
+N, B, D, STEPS = 37, 16, 6, 10  # n is not divisible by the world size, and ids repeat within a batch
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def ten_steps(rank, world_size, dtype):
-    """Every variant's gradients, τ gradients, values and final state, as this worker sees them."""
+    """Every variant's gradients, τ gradients, values and final state on this rank."""
     torch.set_default_dtype(dtype)
     b = B // world_size
     local = slice(rank * b, (rank + 1) * b)
@@ -51,7 +52,7 @@ def ten_steps(rank, world_size, dtype):
                     loss.log_scale -= 0.01 * tau_grad
             results.append(
                 {
-                    # averaging over workers multiplies the local gradients by 1/K
+                    # averaging over ranks multiplies the local gradients by 1/K
                     "image": image.grad.to(dtype) / world_size,
                     "text": text.grad.to(dtype) / world_size,
                     "tau_grad": tau_grad,
@@ -67,24 +68,24 @@ def ten_steps(rank, world_size, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.timeout(240)
-def test_any_number_of_workers_gives_the_same_run(dtype):
+def test_any_world_size_gives_the_same_run(dtype):
     tolerance = TOLERANCE[dtype]
-    runs = {K: run_workers(ten_steps, K, dtype, timeout=110) for K in (1, 2, 4)}
+    runs = {K: run_ranks(ten_steps, K, dtype, timeout=110) for K in (1, 2, 4)}
     (alone,) = runs[1]
     assert len(alone) > (len(VARIANTS) - 1) * STEPS
     for K in (2, 4):
         for position, expected in enumerate(alone):
-            workers = [run[position] for run in runs[K]]
+            ranks = [run[position] for run in runs[K]]
             for key, wanted in expected.items():
                 if wanted is None:
                     continue
-                if key in ("tau_grad", "value", "stats"):  # the same on every worker
-                    parts = [worker[key] for worker in workers]
+                if key in ("tau_grad", "value", "stats"):  # the same on every rank
+                    parts = [rank[key] for rank in ranks]
                     scale = wanted.abs().max().clamp(min=1)
                     assert all(float((part - wanted).abs().max() / scale) < tolerance for part in parts), key
                     assert all(torch.equal(part, parts[0]) for part in parts), key
                     continue
-                joined = torch.cat([worker[key] for worker in workers])
+                joined = torch.cat([rank[key] for rank in ranks])
                 assert joined.shape == wanted.shape
                 if key == "log_u":
                     assert torch.equal(joined.isinf(), wanted.isinf())
@@ -123,13 +124,13 @@ def load_state(rank, world_size, name, folder):
 
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3"])
 @pytest.mark.timeout(180)
-def test_a_state_saved_by_four_workers_loads_on_one_and_two_row_for_row(name, tmp_path):
-    shapes = run_workers(save_state, 4, name, str(tmp_path))
-    assert all(rows <= 10 + 1 for worker in shapes for rows, _ in worker)  # n/K rows each, and the spare one
+def test_a_state_saved_by_four_ranks_loads_on_one_and_two_row_for_row(name, tmp_path):
+    shapes = run_ranks(save_state, 4, name, str(tmp_path))
+    assert all(rows <= 10 + 1 for rank in shapes for rows, _ in rank)  # n/K rows each, and the spare one
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
     expected = state_of(name, SEEN).sample_state
     for K in (1, 2):
-        loaded = run_workers(load_state, K, name, str(tmp_path))
+        loaded = run_ranks(load_state, K, name, str(tmp_path))
         for key, column in expected.columns.items():
             joined = torch.cat([rows[key] for rows, _ in loaded])
             assert torch.allclose(joined, column[:N], rtol=1e-5), key
@@ -144,9 +145,9 @@ def save_alone(rank, world_size, folder):
 
 
 @pytest.mark.timeout(120)
-def test_a_state_saved_by_one_worker_loads_on_four(tmp_path):
-    (expected,) = run_workers(save_alone, 1, str(tmp_path))
-    loaded = run_workers(load_state, 4, "fastclip-v3", str(tmp_path))
+def test_a_state_saved_by_one_rank_loads_on_four(tmp_path):
+    (expected,) = run_ranks(save_alone, 1, str(tmp_path))
+    loaded = run_ranks(load_state, 4, "fastclip-v3", str(tmp_path))
     assert torch.equal(torch.cat([rows["log_u"] for rows, _ in loaded]), expected)
 
 
@@ -181,15 +182,15 @@ def train_with_ddp(rank, world_size):
 
 @pytest.mark.timeout(120)
 def test_ddp_with_its_common_options_gives_the_gradients_of_one_process():
-    (alone,) = run_workers(train_with_ddp, 1)
-    for worker in run_workers(train_with_ddp, 2):
-        for options in worker:
+    (alone,) = run_ranks(train_with_ddp, 1)
+    for rank in run_ranks(train_with_ddp, 2):
+        for options in rank:
             for gradient, expected in zip(options, alone[0], strict=True):
                 assert relative_error(gradient, expected) < 1e-6  # the state is float32
 
 
-def two_spare_workers(rank, world_size):
-    """More workers than blocks of samples: the last ones hold nothing."""
+def more_ranks_than_blocks(rank, world_size):
+    """More ranks than blocks of samples: the last one holds nothing."""
     loss = GlobalContrastiveLoss("fastclip-v3", 5)
     image, text = (x.detach()[rank : rank + 1] for x in pair(4, D, seed=0, dtype=torch.float32))
     for _ in range(2):
@@ -198,45 +199,56 @@ def two_spare_workers(rank, world_size):
 
 
 @pytest.mark.timeout(120)
-def test_workers_without_a_block_of_their_own_take_part():
-    results = run_workers(two_spare_workers, 4)
+def test_ranks_without_a_block_of_samples_take_part():
+    results = run_ranks(more_ranks_than_blocks, 4)
     assert [held for held, _, _ in results] == [2, 2, 1, 0]
     assert len({value for _, value, _ in results}) == 1
     assert results[0][2] == pytest.approx(0.2)
 
 
-def mistakes(rank, world_size):
+def errors(rank, world_size):
     loss = GlobalContrastiveLoss("fastclip-v3", 10)
     image, text = pair(3 + rank, D, seed=0, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"unequal batches, in the order of ranks: \[3, 4\]"):
+    with pytest.raises(InputError) as caught:
         loss(image, text, torch.arange(3 + rank))
+    assert caught.value.argument == "image_features"
+    assert "[3, 4]" in caught.value.problem
 
     image, text = pair(4, D, seed=0, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"unit length; on worker\(s\) \[1\]"):
+    with pytest.raises(InputError) as caught:
         GlobalContrastiveLoss("fastclip-v3", 10)(image * (1 + rank), text, torch.arange(4))
+    assert caught.value.argument == "image_features"
+    assert "rank 1" in caught.value.problem
 
-    with pytest.raises(ValueError, match=r"disagree on num_samples, in the order of ranks: \[10, 11\]"):
+    with pytest.raises(InputError) as caught:
         GlobalContrastiveLoss("fastclip-v3", 10 + rank)(image, text, torch.arange(4))
+    assert caught.value.argument == "num_samples"
+    assert "[10, 11]" in caught.value.problem
 
-    with pytest.raises(IndexError, match=r"The mistake is on worker\(s\) \[1\]"):
+    with pytest.raises(IndexError) as caught:
         GlobalContrastiveLoss("fastclip-v3", 10)(image, text, torch.arange(4) + 8 * rank)
+    assert caught.value.argument == "index"
+    assert "rank 1" in caught.value.problem
 
     loss = GlobalContrastiveLoss("fastclip-v3", 10)
     loss(image, text, torch.arange(4))
     loss.eval()
     loss(image[:2], text[:2], torch.arange(2))  # validation may have batches of another size
     loss.train()
-    with pytest.raises(ValueError, match=r"changed from 4 to 3 pairs on worker .*drop_last=True"):
+    with pytest.raises(InputError) as caught:
         loss(image[:3], text[:3], torch.arange(3))
+    assert caught.value.argument == "image_features"
+    assert f"from 4 to 3 rows on rank {rank}" in caught.value.problem
+    assert "drop_last=True" in caught.value.problem
 
     loss = GlobalContrastiveLoss("fastclip-v2", 10)
-    broken = image.detach().clone()
-    broken[0, 0] = torch.nan if rank else broken[0, 0]
-    out = loss(broken, text, torch.arange(4) + 4 * rank)
+    spoilt = image.detach().clone()
+    spoilt[0, 0] = torch.nan if rank else spoilt[0, 0]
+    out = loss(spoilt, text, torch.arange(4) + 4 * rank)
     assert torch.isnan(out.value)
     assert torch.isinf(loss.sample_state.columns["log_u"][: loss.sample_state.held]).all()
     return True
 
 
-def test_a_mistake_on_one_worker_is_seen_by_all():
-    assert run_workers(mistakes, 2) == [True, True]
+def test_an_error_on_one_rank_stops_all():
+    assert run_ranks(errors, 2) == [True, True]

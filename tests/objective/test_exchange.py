@@ -1,4 +1,4 @@
-"""What is sent in a step, and how much of it."""
+"""The traffic of a step, and the world size that a loss was built for."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def fake_group():
     dist.destroy_process_group()
 
 
-def test_one_worker_sends_nothing():
+def test_a_single_rank_sends_nothing():
     x = torch.ones(3, 2)
     exchange = Exchange()
     assert exchange.gather(x).wait() is x
@@ -30,7 +30,7 @@ def test_a_loss_built_before_the_process_group_is_refused(request):
     loss = GlobalContrastiveLoss("fastclip-v3", 10)
     request.getfixturevalue("fake_group")
     features = torch.nn.functional.normalize(torch.randn(4, 3), dim=-1)
-    with pytest.raises(RuntimeError, match="before you build GlobalContrastiveLoss"):
+    with pytest.raises(RuntimeError, match="init_process_group"):
         loss(features, features, torch.arange(4))
 
 
@@ -48,14 +48,14 @@ def test_a_step_of_several_gpus_never_waits_for_the_host(name, fake_group):
 
 
 @pytest.mark.parametrize(("name", "scalars", "state"), [("fastclip-v3", 4, 2), ("fastclip-v2", 6, 4)])
-def test_only_features_and_a_few_scalars_travel(name, scalars, state, fake_group):
+def test_only_features_and_a_few_scalars_are_sent(name, scalars, state, fake_group):
     b, d, K = 16, 32, 4
     loss = GlobalContrastiveLoss(name, 64)
     image, text = (
         torch.nn.functional.normalize(torch.randn(b, d), dim=-1).requires_grad_() for _ in range(2)
     )
     index = torch.arange(b)
-    loss(image, text, index)  # the first step also agrees on the batch
+    loss(image, text, index)  # the first step also compares batch sizes
 
     def step():
         loss(image, text, index).value.backward()

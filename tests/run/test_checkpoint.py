@@ -1,7 +1,9 @@
+import errno
 import json
 import logging
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -15,12 +17,13 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
+from fastclip.errors import InputError, PathError
 from fastclip.objective.exchange import Exchange
 from fastclip.objective.sample_state import SampleState
 from fastclip.run import checkpoint
 from fastclip.run.checkpoint import CheckpointError, Checkpoints, load, tensor_names
 from fastclip.run.folder import read_metadata
-from tests.workers import run_workers
+from tests.ranks import run_ranks
 
 
 def tensors_of_every_kind():
@@ -50,22 +53,22 @@ def bits(tensor):
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(loaded, expected):
+    assert loaded.keys() == expected.keys()
     for name in expected:
-        assert found[name].dtype == expected[name].dtype
-        assert found[name].shape == expected[name].shape
-        assert bits(found[name]) == bits(expected[name]), name
+        assert loaded[name].dtype == expected[name].dtype
+        assert loaded[name].shape == expected[name].shape
+        assert bits(loaded[name]) == bits(expected[name]), name
 
 
 def small(step):
     return {"weight": torch.full((50, 3), float(step)), "steps": torch.tensor(step)}
 
 
-def assert_whole(path, step):
-    found = {"weight": torch.zeros(50, 3), "steps": torch.tensor(0)}
-    load(path, found)
-    assert_same(found, small(step))
+def assert_complete(path, step):
+    loaded = {"weight": torch.zeros(50, 3), "steps": torch.tensor(0)}
+    load(path, loaded)
+    assert_same(loaded, small(step))
     assert read_metadata(path) == {"step": step}
 
 
@@ -83,17 +86,17 @@ def assert_no_pickle(folder):
             json.loads(path.read_text())
 
 
-# One process
+# A single rank
 
 
-def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path, recwarn):
+def test_every_kind_of_tensor_is_restored_bit_for_bit(tmp_path, recwarn):
     saved = tensors_of_every_kind()
     metadata = {"step": 12, "run": {"name": "τ", "values": [1.5, None, True]}}
     path = Checkpoints(tmp_path / "run" / "checkpoints").save(12, saved, metadata)
-    found = {name: torch.empty_like(tensor).detach() for name, tensor in saved.items()}
-    found["not.contiguous"] = torch.empty(4, 6).t()
-    load(path, found)
-    assert_same(found, saved)
+    loaded = {name: torch.empty_like(tensor).detach() for name, tensor in saved.items()}
+    loaded["not.contiguous"] = torch.empty(4, 6).t()
+    load(path, loaded)
+    assert_same(loaded, saved)
     assert read_metadata(path) == metadata
     assert path.name == "step-00000012"
     assert_no_pickle(tmp_path)
@@ -116,9 +119,27 @@ def test_names_shapes_and_dtypes_can_be_read_without_the_tensors(tmp_path):
 
 def test_a_part_of_a_checkpoint_can_be_loaded(tmp_path):
     path = Checkpoints(tmp_path).save(5, small(5), {})
-    found = {"weight": torch.zeros(50, 3)}
-    load(path, found)
-    assert found["weight"].eq(5).all()
+    loaded = {"weight": torch.zeros(50, 3)}
+    load(path, loaded)
+    assert loaded["weight"].eq(5).all()
+
+
+def test_files_are_named_after_ranks_and_older_names_load_as_well(tmp_path):
+    path = Checkpoints(tmp_path).save(1, tensors_of_every_kind(), {"step": 1})
+    state = json.loads((path / "state.json").read_text())
+    assert list(state["files"]) == ["rank-00000.safetensors"]
+    expected = load_all(path)
+    (path / "rank-00000.safetensors").rename(path / "worker-00000.safetensors")
+    state["files"] = {name.replace("rank-", "worker-"): size for name, size in state["files"].items()}
+    (path / "state.json").write_text(json.dumps(state))
+    assert_same(load_all(path), expected)
+    assert read_metadata(path) == {"step": 1}
+
+
+def load_all(path):
+    tensors = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in tensor_names(path).items()}
+    load(path, tensors)
+    return tensors
 
 
 def test_the_newest_is_the_highest_complete_step(tmp_path):
@@ -137,8 +158,8 @@ def test_links_are_relative_and_survive_a_move(tmp_path):
         checkpoints.save(step, small(step), {"step": step})
     checkpoints.mark_best(1)
     shutil.move(tmp_path / "here", tmp_path / "there")
-    assert_whole(tmp_path / "there" / "last", 2)
-    assert_whole(tmp_path / "there" / "best", 1)
+    assert_complete(tmp_path / "there" / "last", 2)
+    assert_complete(tmp_path / "there" / "best", 1)
 
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path):
@@ -157,18 +178,20 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     assert names(tmp_path) == ["best", "last", "step-00000004", "step-00000005", "step-00000006"]
 
 
-def test_what_was_saved_last_is_kept_though_higher_steps_are_there(tmp_path):
+def test_the_last_saved_checkpoint_is_kept_even_if_there_are_higher_steps(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(9, small(9), {})
     checkpoints.save(3, small(3), {"step": 3})
-    assert_whole(tmp_path / "last", 3)
+    assert_complete(tmp_path / "last", 3)
 
 
-def test_a_step_that_is_not_there_cannot_be_the_best(tmp_path):
+def test_a_step_without_a_checkpoint_cannot_be_the_best(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, small(1), {})
-    with pytest.raises(CheckpointError, match=r"step 7 has no checkpoint .*step-00000001"):
+    with pytest.raises(CheckpointError) as caught:
         checkpoints.mark_best(7)
+    assert caught.value.step == 7
+    assert checkpoints.best is None
 
 
 def test_a_step_is_written_once(tmp_path):
@@ -177,17 +200,17 @@ def test_a_step_is_written_once(tmp_path):
     before = (path / "state.json").stat().st_mtime_ns
     assert checkpoints.save(1, small(2), {"step": 2}) == path
     assert (path / "state.json").stat().st_mtime_ns == before
-    assert_whole(path, 1)
+    assert_complete(path, 1)
 
 
-def test_what_killed_runs_left_is_deleted_at_the_next_save(tmp_path):
+def test_leftovers_of_killed_runs_are_deleted_at_the_next_save(tmp_path):
     leftovers = ["step-00000001.part", "step-00000001.part.old", "step-00000002.old", "step-00000003"]
     for name in leftovers:
         (tmp_path / name).mkdir()
-        (tmp_path / name / "worker-00000.safetensors").write_bytes(b"half of a file")
+        (tmp_path / name / "rank-00000.safetensors").write_bytes(b"half of a file")
     path = Checkpoints(tmp_path).save(3, small(3), {"step": 3})
     assert names(tmp_path) == ["last", "step-00000003"]
-    assert_whole(path, 3)
+    assert_complete(path, 3)
 
 
 def test_files_have_the_permissions_of_the_umask(tmp_path):
@@ -200,15 +223,16 @@ def test_files_have_the_permissions_of_the_umask(tmp_path):
 
 
 def test_keep_must_be_positive(tmp_path):
-    with pytest.raises(ValueError, match="keep=0"):
+    with pytest.raises(InputError) as caught:
         Checkpoints(tmp_path, keep=0)
+    assert caught.value.argument == "keep"
 
 
 # Kills and full disks
 
 
-def test_a_kill_before_any_change_of_the_folder_leaves_a_whole_newest_checkpoint(tmp_path):
-    """Saves step after step in children, each of which dies one change of the filesystem later."""
+def test_a_kill_before_any_change_of_the_folder_leaves_a_complete_checkpoint(tmp_path):
+    """Save step after step in child processes, each killed one filesystem change later than the last."""
     checkpoints, change, published, finished = Checkpoints(tmp_path, keep=1), 0, 0, False
     checkpoints.save(1, small(1), {"step": 1})
     while not finished:
@@ -218,7 +242,7 @@ def test_a_kill_before_any_change_of_the_folder_leaves_a_whole_newest_checkpoint
         after = int(path.name[5:])
         assert after in (before, before + 1)
         for complete in tmp_path.glob("step-" + "[0-9]" * 8):
-            assert_whole(complete, int(complete.name[5:]))
+            assert_complete(complete, int(complete.name[5:]))
         assert (tmp_path / "last").exists()
         published += after > before
         change += 1
@@ -228,7 +252,7 @@ def test_a_kill_before_any_change_of_the_folder_leaves_a_whole_newest_checkpoint
 
 
 def _save_in_child(checkpoints, step, die_at):
-    """Whether a child that would be killed before its change number `die_at` came to the end of its save."""
+    """Save in a child that is killed before change number `die_at`; return whether it finished."""
     changes = 0
 
     def count(event, args):
@@ -259,12 +283,12 @@ def test_a_kill_in_the_middle_of_a_file_leaves_the_previous_checkpoint(tmp_path,
     monkeypatch.setattr(checkpoint, "save_file", write_half)
     assert not _save_in_child(checkpoints, 2, die_at=-1)
     monkeypatch.undo()
-    assert (tmp_path / "step-00000002.part" / "worker-00000.safetensors").stat().st_size == 100
-    assert_whole(checkpoints.newest(), 1)
-    assert_whole(checkpoints.save(2, small(2), {"step": 2}), 2)
+    assert (tmp_path / "step-00000002.part" / "rank-00000.safetensors").stat().st_size == 100
+    assert_complete(checkpoints.newest(), 1)
+    assert_complete(checkpoints.save(2, small(2), {"step": 2}), 2)
 
 
-def test_everything_is_on_the_disk_before_the_folder_gets_its_name(tmp_path, monkeypatch):
+def test_everything_is_on_disk_before_the_folder_gets_its_name(tmp_path, monkeypatch):
     synced, at_rename = [], []
     fsync, rename = os.fsync, Path.rename
 
@@ -293,38 +317,42 @@ def files_no_larger_than(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_failed_write_leaves_the_previous_checkpoint_whole(tmp_path):
+def test_a_failed_write_leaves_the_previous_checkpoint_complete(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, small(1), {"step": 1})
     big = {"weight": torch.zeros(1_000_000)}
-    said = r"Step 2 could not be saved .*File too large.*step-00000001 is whole"
-    with files_no_larger_than(1_000_000), pytest.raises(CheckpointError, match=said):
+    with files_no_larger_than(1_000_000), pytest.raises(CheckpointError) as caught:
         checkpoints.save(2, big, {"step": 2})
+    assert (caught.value.step, caught.value.newest) == (2, tmp_path / "step-00000001")
+    assert os.strerror(errno.EFBIG) in str(caught.value)
     assert names(tmp_path) == ["last", "step-00000001"]
-    assert_whole(checkpoints.newest(), 1)
+    assert_complete(checkpoints.newest(), 1)
     checkpoints.save(2, big, {"step": 2})
 
 
-def test_a_first_save_that_fails_says_that_there_is_no_other(tmp_path):
-    with files_no_larger_than(1000), pytest.raises(CheckpointError, match="no earlier checkpoint"):
+def test_a_first_save_that_fails_has_no_checkpoint_to_resume_from(tmp_path):
+    with files_no_larger_than(1000), pytest.raises(CheckpointError) as caught:
         Checkpoints(tmp_path).save(2, {"weight": torch.zeros(1000)}, {})
+    assert (caught.value.step, caught.value.newest) == (2, None)
     assert names(tmp_path) == []
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint_whole(tmp_path):
+def test_a_full_disk_leaves_the_previous_checkpoint_complete(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no right to mount a small disk")
+        pytest.skip("mounting a small disk is not permitted")
     try:
         checkpoints = Checkpoints(disk / "checkpoints")
         checkpoints.save(1, small(1), {"step": 1})
-        with pytest.raises(CheckpointError, match=r"No space left on device.*step-00000001 is whole"):
+        with pytest.raises(CheckpointError) as caught:
             checkpoints.save(2, {"weight": torch.randn(1_000_000)}, {})
+        assert (caught.value.step, caught.value.newest) == (2, disk / "checkpoints" / "step-00000001")
+        assert os.strerror(errno.ENOSPC) in str(caught.value)
         assert names(disk / "checkpoints") == ["last", "step-00000001"]
-        assert_whole(checkpoints.newest(), 1)
-        assert_whole(checkpoints.save(3, small(3), {"step": 3}), 3)
+        assert_complete(checkpoints.newest(), 1)
+        assert_complete(checkpoints.save(3, small(3), {"step": 3}), 3)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -339,8 +367,11 @@ def test_a_checkpoint_that_cannot_be_deleted_is_only_a_warning(tmp_path, monkeyp
     monkeypatch.setattr(Path, "rename", _refuse_old(Path.rename))
     with caplog.at_level(logging.WARNING):
         path = checkpoints.save(2, small(2), {"step": 2})
-    assert "could not be deleted (not yours)" in caplog.text
-    assert_whole(path, 2)
+    (record,) = [record for record in caplog.records if record.name == checkpoint.log.name]
+    assert record.levelname == "WARNING"
+    assert record.args[0] == tmp_path / "step-00000001"
+    assert str(record.args[1]) == "not yours"
+    assert_complete(path, 2)
 
 
 def _refuse_old(rename):
@@ -353,27 +384,35 @@ def _refuse_old(rename):
 
 
 @pytest.mark.parametrize(
-    ("tensors", "facts", "said"),
-    [({}, {"a": torch.ones(1)}, "not JSON serializable"), ({"a": {"lr": 1}}, {}, "a is not a tensor")],
+    ("tensors", "metadata", "cause"),
+    [({}, {"a": torch.ones(1)}, "Tensor is not JSON"), ({"a": {"lr": 1}}, {}, "a is not a tensor")],
 )
-def test_what_is_neither_tensor_nor_json_is_refused(tmp_path, tensors, metadata, said):
-    with pytest.raises(CheckpointError, match=said):
+def test_only_tensors_and_json_can_be_saved(tmp_path, tensors, metadata, cause):
+    with pytest.raises(CheckpointError) as caught:
         Checkpoints(tmp_path).save(1, tensors, metadata)
+    assert caught.value.step == 1
+    assert cause in str(caught.value)
     assert names(tmp_path) == []
 
 
-# Broken and foreign checkpoints
+# Damaged checkpoints, and those of other runs
 
 
-def test_another_model_is_named_tensor_by_tensor(tmp_path):
+def test_every_tensor_that_does_not_fit_is_listed(tmp_path):
     path = Checkpoints(tmp_path).save(1, {"a": torch.ones(3), "b": torch.ones(2), "c": torch.ones(1)}, {})
-    wanted = {"a": torch.zeros(4), "b": torch.zeros(2).double(), "c": torch.zeros(1), "d": torch.zeros(1)}
-    with pytest.raises(ValueError, match="another model, algorithm or number of samples") as error:
-        load(path, wanted)
-    for said in ("a ((3,) torch.float32, wanted (4,)", "wanted (2,) torch.float64)", "d (missing"):
-        assert said in str(error.value)
-    assert " c (" not in str(error.value)
-    assert wanted["c"].eq(0).all()
+    tensors = {"a": torch.zeros(4), "b": torch.zeros(2).double(), "c": torch.zeros(1), "d": torch.zeros(1)}
+    with pytest.raises(PathError) as caught:
+        load(path, tensors)
+    assert caught.value.path == str(path)
+    mismatches = dict(re.findall(r"\b(\w) \((.*?torch\.\w+)\)", caught.value.problem))
+    assert list(mismatches) == ["a", "b", "d"]
+    for name, shapes in {
+        "a": ["(3,)", "(4,)"],
+        "b": ["float32", "float64"],
+        "d": ["missing", "(1,)"],
+    }.items():
+        assert all(shape in mismatches[name] for shape in shapes)
+    assert tensors["c"].eq(0).all()
 
 
 def _truncate(file):
@@ -390,29 +429,32 @@ def _rename_a_tensor(file):
 
 
 @pytest.mark.parametrize("damage", [_truncate, _overwrite_header, _rename_a_tensor, Path.unlink])
-def test_a_broken_file_is_named(tmp_path, damage):
+def test_a_damaged_file_is_named(tmp_path, damage):
     path = Checkpoints(tmp_path).save(1, small(1), {})
-    damage(path / "worker-00000.safetensors")
+    damage(path / "rank-00000.safetensors")
     for read in (tensor_names, lambda path: load(path, small(2))):
-        with pytest.raises(ValueError, match=r"worker-00000\.safetensors is missing, broken or not of this"):
+        with pytest.raises(PathError) as caught:
             read(path)
+        assert caught.value.path == str(path / "rank-00000.safetensors")
 
 
 def test_a_file_of_another_checkpoint_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     one, two = (checkpoints.save(step, small(step), {}) for step in (1, 2))
-    shutil.copy(one / "worker-00000.safetensors", two / "worker-00001.safetensors")
-    with pytest.raises(ValueError, match=r"worker-00001.safetensors .* not of this checkpoint"):
+    shutil.copy(one / "rank-00000.safetensors", two / "rank-00001.safetensors")
+    with pytest.raises(PathError) as caught:
         load(two, small(3))
+    assert caught.value.path == str(two / "rank-00001.safetensors")
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"facts": {"step"', b"[1]", b'{"facts": 1, "files": {}}'])
-def test_a_broken_state_file_says_what_to_do(tmp_path, content):
+def test_a_damaged_state_file_is_named(tmp_path, content):
     path = Checkpoints(tmp_path).save(1, small(1), {})
     (path / "state.json").unlink() if content is None else (path / "state.json").write_bytes(content)
     for read in (read_metadata, tensor_names, lambda path: load(path, small(2))):
-        with pytest.raises(ValueError, match=r"state.json is missing or broken .* resume from an earlier"):
+        with pytest.raises(PathError) as caught:
             read(path)
+        assert caught.value.path == str(path / "state.json")
 
 
 class _Planted:
@@ -426,7 +468,7 @@ class _Planted:
 @pytest.mark.parametrize("protocol", [0, 4])
 @pytest.mark.parametrize(
     "name",
-    ["state.json", "worker-00000.safetensors", "x.safetensors", ".metadata", "model.safetensors.index.json"],
+    ["state.json", "rank-00000.safetensors", "x.safetensors", ".metadata", "model.safetensors.index.json"],
 )
 def test_a_planted_pickle_never_runs(tmp_path, name, protocol):
     checkpoints, marker = Checkpoints(tmp_path / "run"), tmp_path / "marker"
@@ -443,20 +485,20 @@ def test_a_planted_pickle_never_runs(tmp_path, name, protocol):
     assert not marker.exists()
 
 
-# Several workers
+# Several ranks
 
 
-SIZES = (5, 2, 16)  # of 4 workers, one has no row of 5; two have none of 2
+SIZES = (5, 2, 16)  # of 4 ranks, one has no row of 5; two have none of 2
 
 
 def tables():
-    """What the samples' state holds, whole."""
+    """The full state of the samples."""
     generator = torch.Generator().manual_seed(1)
     return {n: torch.randn(n, 2, generator=generator) for n in SIZES}
 
 
 def state_of(rows_of):
-    """Replicated tensors, and the samples' state as the loss shards it; `rows_of` says what a table holds."""
+    """Replicated tensors, and the samples' state as the loss shards it, with rows from `rows_of`."""
     tensors = {f"model.{i}": torch.full((1000,), float(i)) for i in range(20)}
     tensors |= {"number": torch.tensor(7), "turned": torch.arange(6.0).reshape(2, 3).t()}
     for n in SIZES:
@@ -472,7 +514,7 @@ def local(tensor):
 
 @contextmanager
 def regrouped(rank, world_size, store):
-    """The first workers in a new process group; one worker alone has none."""
+    """Put the first ranks in a new process group; a single rank has none."""
     if rank < world_size > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     yield rank < world_size
@@ -487,19 +529,20 @@ def save_here(rank, folder, step):
 
 def load_here(path):
     expected = state_of(tables().get)
-    found = state_of(lambda n: torch.zeros(n, 2))
-    for tensor in found.values():
+    loaded = state_of(lambda n: torch.zeros(n, 2))
+    for tensor in loaded.values():
         local(tensor).zero_()
-    load(path, found)
-    assert_same({n: local(t) for n, t in found.items()}, {n: local(t) for n, t in expected.items()})
+    load(path, loaded)
+    assert_same({n: local(t) for n, t in loaded.items()}, {n: local(t) for n, t in expected.items()})
     assert tensor_names(path) == {name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()}
     assert read_metadata(path)["rank"] == 0
 
 
-def refuse_what_fits_one_worker_only(rank, path):
-    wanted = {"log_u.5": torch.zeros(5 + rank, 2)}
-    with pytest.raises(ValueError, match=r"log_u.5 \(\(5, 2\)"):
-        load(path, wanted)
+def refuse_tensors_that_fit_one_rank_only(rank, path):
+    with pytest.raises(PathError) as caught:
+        load(path, {"log_u.5": torch.zeros(5 + rank, 2)})
+    assert caught.value.path == str(path)
+    assert "log_u.5 ((5, 2)" in caught.value.problem
 
 
 def save_at_four_two_one_and_four(rank, _, folder, stores):
@@ -514,23 +557,23 @@ def save_at_four_two_one_and_four(rank, _, folder, stores):
                 path = save_here(rank, folder, step)
                 assert checkpoints.newest() == path
                 if world_size > 1:
-                    refuse_what_fits_one_worker_only(rank, path)
+                    refuse_tensors_that_fit_one_rank_only(rank, path)
     dist.init_process_group("gloo", init_method=f"file://{stores}/end", rank=rank, world_size=4)
 
 
-def test_a_checkpoint_of_four_workers_goes_to_two_to_one_and_to_four(tmp_path):
+def test_a_checkpoint_of_four_ranks_loads_on_two_one_and_four(tmp_path):
     folder, stores = tmp_path / "checkpoints", tmp_path / "stores"
     stores.mkdir()
-    run_workers(save_at_four_two_one_and_four, 4, folder, stores)
+    run_ranks(save_at_four_two_one_and_four, 4, folder, stores)
     assert names(folder) == ["last", "step-00000003", "step-00000004"]
     load_here(folder / "last")
     assert_no_pickle(folder)
 
-    files = list((folder / "last").glob("*.safetensors"))
-    assert len(files) == 4
-    whole = sum(tensor.nbytes for tensor in state_of(tables().get).values())
-    assert sum(map(_bytes_of_tensors, files)) == whole  # each replicated tensor once,
-    assert max(map(_bytes_of_tensors, files)) < whole / 2  # and not all by the same worker
+    files = sorted((folder / "last").glob("*.safetensors"))
+    assert [file.name for file in files] == [f"rank-{rank:05d}.safetensors" for rank in range(4)]
+    total = sum(tensor.nbytes for tensor in state_of(tables().get).values())
+    assert sum(map(_bytes_of_tensors, files)) == total  # each replicated tensor once,
+    assert max(map(_bytes_of_tensors, files)) < total / 2  # and not all by the same rank
 
 
 def _bytes_of_tensors(file):
@@ -544,25 +587,25 @@ def fail_on_one(rank, world_size, folder):
     checkpoints.mark_best(1)
     big = {f"weight.{i}": torch.zeros(500_000) for i in range(2)}
     limit = 1_000_000 if rank == 1 else resource.RLIM_INFINITY
-    with files_no_larger_than(limit), pytest.raises(CheckpointError) as error:
+    with files_no_larger_than(limit), pytest.raises(CheckpointError) as failed:
         checkpoints.save(2, big, {})
     assert checkpoints.best == checkpoints.newest()
-    assert_whole(checkpoints.newest(), 1)
+    assert_complete(checkpoints.newest(), 1)
     with pytest.raises(CheckpointError) as unknown:
         checkpoints.mark_best(7)
-    with pytest.raises(CheckpointError) as apart:  # as if each worker had a disk of its own
+    with pytest.raises(CheckpointError) as apart:  # as if each rank had its own disk
         Checkpoints(folder / str(rank)).save(2, big, {})
     dist.barrier()
-    return str(error.value), str(unknown.value), str(apart.value)
+    return [(str(error.value), error.value.step, error.value.newest) for error in (failed, unknown, apart)]
 
 
-def test_what_fails_on_one_worker_is_raised_on_all(tmp_path):
-    said = run_workers(fail_on_one, 2, tmp_path)
-    for failed, unknown, apart in said:
-        assert "worker 1: " in failed
-        assert "worker 0: " not in failed
-        assert "File too large" in failed
-        assert "step-00000001 is whole" in failed
-        assert "step 7 has no checkpoint" in unknown
-        assert "do all workers share the disk?" in apart
+def test_an_error_on_one_rank_is_raised_on_all(tmp_path):
+    for failed, unknown, apart in run_ranks(fail_on_one, 2, tmp_path):
+        assert failed[1:] == (2, tmp_path / "step-00000001")
+        assert "rank 1: " in failed[0]
+        assert "rank 0: " not in failed[0]
+        assert os.strerror(errno.EFBIG) in failed[0]
+        assert unknown[1] == 7
+        assert apart[1:] == (2, None)
+        assert f"{tmp_path / '0' / 'step-00000002.part' / 'rank-00001.safetensors'}" in apart[0]
     assert names(tmp_path) == ["0", "1", "best", "last", "step-00000001"]

@@ -1,15 +1,13 @@
-"""What a person sees: plain lines in a pipe, a picture on a terminal."""
+"""The display of a run: plain lines in a pipe, a panel on a terminal."""
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from fastclip.training import display as module
 from fastclip.training.display import Display, Plan
-from tests.terminals import on_terminal
+from tests.terminals import Terminal
 
 V3 = {
     "step": 620,
@@ -43,27 +41,33 @@ def plan(**changes):
         "steps_per_epoch": 260.0,
         "global_batch": 256,
         "rho": 4.4,
-        "workers": 2,
+        "ranks": 2,
     }
     return Plan(**(values | changes))
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that stands still until a test moves it."""
-    now = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    return now
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
 
 
 @pytest.fixture
-def live(monkeypatch):
-    """Makes live displays on a terminal that keeps what it is sent, and closes them."""
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def live(clock):
+    """Make live displays on a terminal that records what it is sent; close them at the end."""
     made = []
 
     def make(width=80, evaluations=(), **changes):
-        on_terminal(monkeypatch, width)
-        made.append(Display(plan(**changes), list(evaluations)))
+        console = Console(file=Terminal(), width=width, height=50, _environ={"TERM": "xterm"})
+        made.append(Display(plan(**changes), list(evaluations), console=console, clock=clock))
         return made[-1]
 
     yield make
@@ -71,25 +75,25 @@ def live(monkeypatch):
         display.close()
 
 
-def picture(display):
+def panel(display):
     console = Console(file=io.StringIO(), record=True, width=display.view.console.width)
     console.print(display.view.get_renderable())
     return console.export_text(styles=False).splitlines()
 
 
 def styled(display, text):
-    """The styles in which a text is shown."""
+    """The styles of a text in the panel."""
     console = Console(width=120)
     segments = console.render(display.view.get_renderable())
     return {str(segment.style) for segment in segments if segment.text.strip() == text}
 
 
-def test_a_plain_line_has_all_that_the_algorithm_has(clock, capsys):
-    display = Display(plan(), [])
+def test_a_plain_line_has_all_values_of_the_algorithm(clock, capsys):
+    display = Display(plan(), [], clock=clock)
     display.tick(500)
-    clock[0] += 60
+    clock.now += 60
     display.log(V3)
-    assert "eta 38 min 10 s" in capsys.readouterr().err  # 120 steps took a minute, 4,580 are left
+    assert "eta 38 min 10 s" in capsys.readouterr().err  # 120 steps took a minute, 4,580 remain
     display.log(V3 | {"step": 5200, "epoch": 20.0, "skipped": 1, "bad": 3})
     line = capsys.readouterr().err.strip()
     fields = [field.strip() for field in line.split("  ") if field]
@@ -111,9 +115,9 @@ def test_a_plain_line_has_all_that_the_algorithm_has(clock, capsys):
 
 
 def test_plain_lines_are_aligned_and_start_with_a_step_to_grep(clock, capsys):
-    display = Display(plan(), [])
+    display = Display(plan(), [], clock=clock)
     for step in (1, 620, 5200):
-        clock[0] += 10
+        clock.now += 10
         display.log(V3 | {"step": step, "epoch": step / 260, "loss": -10.0 * step, "radius": 1 - step / 1000})
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0].strip() for line in lines] == [
@@ -125,8 +129,8 @@ def test_plain_lines_are_aligned_and_start_with_a_step_to_grep(clock, capsys):
         assert len({line.index(name) for line in lines}) == 1, name
 
 
-def test_a_plain_line_of_openclip_leaves_out_what_it_has_not(clock, capsys):
-    display = Display(plan(rho=None), [])
+def test_a_plain_line_of_openclip_omits_values_it_lacks(clock, capsys):
+    display = Display(plan(rho=None), [], clock=clock)
     display.log(OPENCLIP | {"grad_norm": None, "tau": None})
     line = capsys.readouterr().err
     assert "loss 3.412" in line
@@ -135,10 +139,10 @@ def test_a_plain_line_of_openclip_leaves_out_what_it_has_not(clock, capsys):
         assert absent not in line
 
 
-def test_plain_lines_come_every_two_seconds_and_the_first_and_the_last_always(clock, capsys):
-    display = Display(plan(total_steps=100), [])
-    for step in range(1, 96):  # ten a second
-        clock[0] += 0.1
+def test_plain_lines_are_printed_every_two_seconds_and_for_the_first_and_last_record(clock, capsys):
+    display = Display(plan(total_steps=100), [], clock=clock)
+    for step in range(1, 96):  # ten per second
+        clock.now += 0.1
         display.log(V3 | {"step": step})
     display.close()
     display.close()
@@ -146,45 +150,45 @@ def test_plain_lines_come_every_two_seconds_and_the_first_and_the_last_always(cl
     assert steps == [1, 21, 41, 61, 81, 95]
 
 
-def test_a_plain_evaluation_comes_after_the_record_before_it(clock, capsys):
-    display = Display(plan(), [])
+def test_a_plain_evaluation_follows_the_record_before_it(clock, capsys):
+    display = Display(plan(), [], clock=clock)
     display.log(V3)
     display.log(V3 | {"step": 630})
     display.evaluated(evaluation(630, 0.1234, best=True))
     display.evaluated(evaluation(640, float("nan"), best=False))
-    display.message("saved it")
+    display.message("some message")
     lines = capsys.readouterr().err.splitlines()
-    assert [line[:8] for line in lines] == ["step 620", "step 630", "evaluati", "evaluati", "saved it"]
-    assert "retrieval/image_to_text_r1 0.1234  zero_shot/noto_top1 0.6234  best so far" in lines[2]
+    assert [line[:8] for line in lines] == ["step 620", "step 630", "evaluati", "evaluati", "some mes"]
+    assert "retrieval/image_to_text_r1 0.1234  zero_shot/noto_top1 0.6234  best" in lines[2]
     assert "nan" in lines[3]
     assert "best" not in lines[3]
 
 
-def test_ticks_draw_twice_a_second_at_most(clock, live, monkeypatch):
+def test_ticks_draw_at_most_twice_per_second(clock, live):
     display = live()
-    drawn = []
-    monkeypatch.setattr(display.view, "refresh", lambda: drawn.append(display.step))
-    for step in range(1, 1001):  # 100 a second
-        clock[0] += 0.01
+    terminal = display.view.console.file
+    drawn_at_start = terminal.getvalue().count("╭")
+    for step in range(1, 1001):  # 100 per second
+        clock.now += 0.01
         display.tick(step)
         display.log(V3 | {"step": step})
-    assert 19 <= len(drawn) <= 21
+    assert 19 <= terminal.getvalue().count("╭") - drawn_at_start <= 21
     assert display.step == 1000
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_a_picture_has_every_value_and_fits(clock, live, width):
+def test_a_panel_has_every_value_and_fits(clock, live, width):
     display = live(width, evaluations=[evaluation(520, 0.1302, True), evaluation(600, 0.1234, False)])
     display.tick(600)
-    clock[0] += 10
+    clock.now += 10
     display.log(V3)
-    lines = picture(display)
+    lines = panel(display)
     assert {len(line) for line in lines} == {min(width, 120)}
     assert len(lines) <= 16
     text = " ".join(" ".join(lines).split())
     for shown in (
         "fastclip-v3 · vit-emoji · [emoji]",
-        "2 workers · batch 256 · runs/emoji",
+        "2 ranks · batch 256 · runs/emoji",
         "epoch 3/20",
         "38% 100/260 steps eta 1 min 20 s",
         "12% 620/5,200 steps eta 38 min 10 s",
@@ -208,27 +212,27 @@ def test_a_picture_has_every_value_and_fits(clock, live, width):
     assert "…" not in text
 
 
-def test_a_picture_of_openclip_has_no_empty_places(live):
+def test_a_panel_of_openclip_has_no_gaps(live):
     display = live(rho=None)
     display.log(OPENCLIP)
-    lines = picture(display)
+    lines = panel(display)
     assert "loss 3.412 temperature τ 0.0651 learning rate 1.00e-03" in " ".join(lines[6].split())
     assert not any("radius" in line or "inner" in line or "unvisited" in line for line in lines)
 
 
 def test_long_names_are_cut_and_large_numbers_fit(live):
     run = Path("/a" * 80)
-    display = live(run=run, title="x · " * 40, total_steps=5_000_000, steps_per_epoch=123_456.5, workers=128)
+    display = live(run=run, title="x · " * 40, total_steps=5_000_000, steps_per_epoch=123_456.5, ranks=128)
     spent = {"samples_per_second": 1_234_567.0, "data_wait": 1.0}
     display.log(V3 | {"step": 1_234_567, "loss": -1e9, "radius": -0.12, "bad": 1_234_567, "time": spent})
-    lines = picture(display)
+    lines = panel(display)
     assert {len(line) for line in lines} == {80}
     text = " ".join(lines)
     for shown in ("1,234,567/5,000,000 steps", "-1.00e+09", "-0.12 → 4.40", "bad samples   1,234,567"):
         assert shown in text
 
 
-def test_only_what_needs_attention_is_coloured(live):
+def test_only_values_that_need_attention_are_highlighted(live):
     display = live()
     display.log(V3 | {"bad": 0, "skipped": 0})
     assert styled(display, "3%") == styled(display, "0") == {"bold"}
@@ -239,34 +243,34 @@ def test_only_what_needs_attention_is_coloured(live):
 
 
 def test_the_last_step_fills_both_bars(live):
-    display = live(total_steps=650)  # two epochs and a half
+    display = live(total_steps=650)  # two and a half epochs
     display.tick(650)
-    text = " ".join(picture(display))
+    text = " ".join(panel(display))
     assert "epoch 3/3" in text
     assert text.count("100%") == 2
     assert "130/130 steps" in text
 
 
-def test_rounding_adds_no_epoch(live):
-    per_epoch = 3841 / 7  # seven of them are 3,841 steps, and a little less in floating point
+def test_rounding_does_not_add_an_epoch(live):
+    per_epoch = 3841 / 7  # seven of these are 3,841 steps, or slightly fewer in floating point
     assert 3841 / per_epoch > 7
-    assert "epoch 1/7" in picture(live(total_steps=3841, steps_per_epoch=per_epoch))[3]
+    assert "epoch 1/7" in panel(live(total_steps=3841, steps_per_epoch=per_epoch))[3]
 
 
-def test_many_metrics_are_cut_and_nulls_of_a_resumed_run_are_shown(live):
+def test_only_the_first_metrics_are_shown_including_nulls_of_a_resumed_run(live):
     metrics = {f"zero_shot/task_{i}": None for i in range(10)}
     display = live(evaluations=[{"step": 10, "epoch": 0.1, "evaluation": metrics, "best": True}])
-    text = "\n".join(picture(display))
+    text = "\n".join(panel(display))
     assert "zero_shot/task_5                –" in text
     assert "task_6" not in text
     assert "4 more in metrics.jsonl" in text
 
 
-def test_messages_pass_above_the_last_picture_which_stays(live):
+def test_messages_scroll_above_the_panel_which_stays_at_the_end(live):
     display = live()
     display.log(V3 | {"step": 619})
     display.message("saved [it]")
     display.tick(620)  # too soon to be drawn
     display.close()
-    shown = sys.stderr.getvalue()
+    shown = display.view.console.file.getvalue()
     assert shown.index("saved [it]\n") < shown.index("620/5,200 steps") < shown.rindex("╰")

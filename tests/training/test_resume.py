@@ -1,5 +1,6 @@
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,7 +33,7 @@ def lab(tmp_path_factory):
     return Lab(tmp_path_factory.mktemp("lab"))
 
 
-def last_facts(run):
+def last_metadata(run):
     return read_metadata(run / "checkpoints" / "last")
 
 
@@ -41,31 +42,31 @@ def saved_steps(run):
 
 
 def contents(folder):
-    """Every file and link, with what is in it."""
-    found = {}
+    """A hash of every file, and the target of every link."""
+    result = {}
     for path in sorted(Path(folder).rglob("*")):
         if path.is_symlink():
-            found[str(path.relative_to(folder))] = os.readlink(path)
+            result[str(path.relative_to(folder))] = os.readlink(path)
         elif path.is_file():
-            found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            result[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return result
 
 
 # Killed.
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(lab, tmp_path, workers):
-    random = Random(workers)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(lab, tmp_path, ranks):
+    random = Random(ranks)
     for moment in random.sample(MOMENTS, len(MOMENTS)):
-        lab.start(tmp_path / "run", workers).kill_during(moment, random)
-    lab.start(tmp_path / "run", workers).finish()
-    assert len(metrics(lab.reference(workers))) == STEPS + 4
-    assert_same_run(tmp_path / "run", lab.reference(workers))
+        lab.start(tmp_path / "run", ranks).kill_during(moment, random)
+    lab.start(tmp_path / "run", ranks).finish()
+    assert len(metrics(lab.reference(ranks))) == STEPS + 4
+    assert_same_run(tmp_path / "run", lab.reference(ranks))
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_killed_under_torchrun_is_started_again_and_the_result_is_the_same(lab, tmp_path):
+def test_a_rank_killed_under_torchrun_is_restarted_and_the_result_is_the_same(lab, tmp_path):
     run, mark = tmp_path / "run", f"FASTCLIP_TEST={tmp_path}"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "2", "-m", "fastclip", "train", *lab.options(run, ALGORITHM[2])]
@@ -78,17 +79,17 @@ def test_a_worker_killed_under_torchrun_is_started_again_and_the_result_is_the_s
             while job.poll() is None and 10 not in recorded_steps(run):
                 time.sleep(0.005)
             assert job.poll() is None, (tmp_path / "log").read_text()
-            (worker,) = processes_with(mark, "RANK=1")
-            os.kill(worker, signal.SIGKILL)
+            (second,) = processes_with(mark, "RANK=1")
+            os.kill(second, signal.SIGKILL)
             code = job.wait(timeout=200)
         finally:
             job.kill()
             for process in processes_with(mark):
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-    said = (tmp_path / "log").read_text()
-    assert code == 0, said
-    assert said.count("Resumed") == 1, said
+    output = (tmp_path / "log").read_text()
+    assert code == 0, output
+    assert output.count("Resumed") == 1, output
     assert_same_run(run, lab.reference(2))
 
 
@@ -97,77 +98,77 @@ def recorded_steps(run):
 
 
 def processes_with(*variables):
-    """Processes whose environment holds all of these."""
-    found = []
+    """Processes whose environment has all of these."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            there = path.read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is another user's
+            environment = path.read_bytes().split(b"\0")
+        except OSError:  # it has exited, or belongs to another user
             continue
-        if all(variable.encode() in there for variable in variables):
-            found.append(int(path.parent.name))
-    return found
+        if all(variable.encode() in environment for variable in variables):
+            pids.append(int(path.parent.name))
+    return pids
 
 
-def test_what_is_counted_between_two_records_is_not_lost_with_a_kill(lab, tmp_path):
-    """Each worker has losses of its own and meets broken pictures of its own; step 4 lies between records."""
-    broken = collection(tmp_path / "broken", 96, broken=range(0, 96, 8))
-    changed = {"algorithm": "openclip", "data__train": broken, "data__max_bad": 0.5, "log__every_steps": 5}
+def test_counts_between_two_records_are_not_lost_with_a_kill(lab, tmp_path):
+    """Each rank has its own losses and its own damaged images; step 4 is between records."""
+    damaged = collection(tmp_path / "damaged", 96, damaged=range(0, 96, 8))
+    changed = {"algorithm": "openclip", "data__train": damaged, "data__max_bad": 0.5, "log__every_steps": 5}
     lab.start(tmp_path / "reference", 2, **changed).finish()
     run = lab.start(tmp_path / "run", 2, **changed)
     run.wait_for_step(5)
     run.kill()
     lab.start(tmp_path / "run", 2, **changed).finish()
-    assert len(last_facts(tmp_path / "run")["bad"]) == 12
+    assert len(last_metadata(tmp_path / "run")["bad"]) == 12
     assert_same_run(tmp_path / "run", tmp_path / "reference")
 
 
-# Asked to stop.
+# Interrupted by a signal.
 
 
 @pytest.mark.parametrize(
-    ("workers", "number", "rank"),
+    ("ranks", "number", "rank"),
     [(1, signal.SIGINT, None), (2, signal.SIGTERM, 1)],
-    ids=["ctrl-c", "one worker of two"],
+    ids=["ctrl-c", "one rank of two"],
 )
-def test_a_signal_saves_the_step_at_which_all_stop_and_the_run_goes_on_from_it(
-    lab, tmp_path, workers, number, rank
+def test_a_signal_saves_the_step_at_which_all_ranks_stop_and_the_run_resumes_there(
+    lab, tmp_path, ranks, number, rank
 ):
-    run = lab.start(tmp_path / "run", workers, checkpoint__every_steps=1000)
+    run = lab.start(tmp_path / "run", ranks, checkpoint__every_steps=1000)
     run.wait_for_step(3)
     run.signal(number, rank)
-    assert run.wait() == [75] * workers, run.output()
-    step = last_facts(run.folder)["step"]
+    assert run.wait() == [75] * ranks, run.output()
+    step = last_metadata(run.folder)["step"]
     assert 3 <= step < STEPS
     assert step == run.last_step()
-    assert f"Stopped after step {step}" in run.output()
-    again = lab.start(tmp_path / "run", workers).finish()
-    assert f"at step {step} of {STEPS}" in again.output()
-    assert_same_run(tmp_path / "run", lab.reference(workers))
+    assert f"step {step};" in run.output().splitlines()[-1]
+    again = lab.start(tmp_path / "run", ranks).finish()
+    assert f"step {step} of {STEPS}" in again.output()
+    assert_same_run(tmp_path / "run", lab.reference(ranks))
 
 
 @pytest.mark.timeout(300)
-def test_a_run_stopped_with_two_workers_goes_on_with_one_two_and_four(lab, tmp_path):
-    """The same batches, and the same numbers but for rounding, after 50 further steps."""
+def test_a_run_stopped_with_two_ranks_resumes_with_one_two_and_four(lab, tmp_path):
+    """The same batches, and the same numbers except for rounding, after 50 more steps."""
     same = {"algorithm": "fastclip-v2", "precision": "float64", "epochs": 12, "evaluate__every_epochs": 12}
-    run = lab.start(tmp_path / "2", 2, checkpoint__every_steps=1, **same)  # each step is saved: it is slow
+    run = lab.start(tmp_path / "2", 2, checkpoint__every_steps=1, **same)  # slow: each step is saved
     run.wait_for_step(0)
     run.signal(signal.SIGTERM)
     assert run.wait() == [75, 75], run.output()
-    step = last_facts(run.folder)["step"]
+    step = last_metadata(run.folder)["step"]
     assert step <= 72 - 50
-    for workers in (1, 4):
-        shutil.copytree(tmp_path / "2", tmp_path / str(workers), symlinks=True)
-    for workers in (1, 2, 4):
-        lab.start(tmp_path / str(workers), workers, checkpoint__every_steps=1000, **same).finish()
+    for ranks in (1, 4):
+        shutil.copytree(tmp_path / "2", tmp_path / str(ranks), symlinks=True)
+    for ranks in (1, 2, 4):
+        lab.start(tmp_path / str(ranks), ranks, checkpoint__every_steps=1000, **same).finish()
     expected, records = final_state(tmp_path / "2"), metrics(tmp_path / "2")
     assert expected["loss.tau"].dtype == expected["loss.log_u"].dtype == torch.float64
-    for workers in (1, 4):
-        found = final_state(tmp_path / str(workers))
-        assert found.keys() == expected.keys()
-        for name, tensor in found.items():
+    for ranks in (1, 4):
+        resumed = final_state(tmp_path / str(ranks))
+        assert resumed.keys() == expected.keys()
+        for name, tensor in resumed.items():
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-9, msg=name)
-        for ours, theirs in zip(metrics(tmp_path / str(workers)), records, strict=True):
+        for ours, theirs in zip(metrics(tmp_path / str(ranks)), records, strict=True):
             assert ours.pop("evaluation", {}) == pytest.approx(theirs.get("evaluation", {}), abs=1e-9)
             plain = {name: value for name, value in theirs.items() if name != "evaluation"}
             assert ours == pytest.approx(plain, rel=0, abs=1e-9)
@@ -176,89 +177,96 @@ def test_a_run_stopped_with_two_workers_goes_on_with_one_two_and_four(lab, tmp_p
 # Refused, or nothing to do.
 
 
-def test_another_run_in_the_folder_is_refused_and_left_as_it_was(lab, tmp_path):
+def test_another_run_in_the_folder_is_refused_and_left_unchanged(lab, tmp_path):
     run = shutil.copytree(lab.reference(1), tmp_path / "run", symlinks=True)
     others = collection(tmp_path / "others", 96, start=500)
     cases = [
-        ({"model__name": "vit-scenes"}, ["model.name", "'vit-scenes' here"]),
-        ({"data__train": others}, ["other data", "96 pairs", "fingerprint"]),
-        ({"algorithm": "fastclip-v1"}, ["algorithm: 'fastclip-v3' there, 'fastclip-v1' here"]),
-        ({"optimizer": "lion"}, ["optimizer: 'adamw' there, 'lion' here"]),
-        ({"batch__size": 32}, ["batch.size: 16 there, 32 here"]),
-        ({"epochs": 7}, ["epochs: 6.0 there, 7.0 here"]),
-        ({"resume": "never"}, ["holds a run already", "--resume auto"]),
+        ({"model__name": "vit-scenes"}, ["model.name: ", "'vit-scenes'"]),
+        ({"data__train": others}, ["96", last_metadata(run)["fingerprint"]]),
+        ({"algorithm": "fastclip-v1"}, ["algorithm: 'fastclip-v3'", "'fastclip-v1'"]),
+        ({"optimizer": "lion"}, ["optimizer: 'adamw'", "'lion'"]),
+        ({"batch__size": 32}, ["batch.size: 16 ", "32"]),
+        ({"epochs": 7}, ["epochs: 6.0 ", "7.0"]),
+        ({"resume": "never"}, ["--resume auto"]),
     ]
-    before, told = contents(run), 0
-    for changed, words in cases:
+    before, seen = contents(run), 0
+    for changed, named in cases:
         refused = lab.start(run, **changed)
         assert refused.wait() == [1], (changed, refused.output())
-        said, told = refused.output()[told:], len(refused.output())
-        assert all(word in said for word in [*words, "another --out"]), said
-        assert "Traceback" not in said
+        output, seen = refused.output()[seen:], len(refused.output())
+        assert f"fastclip train: {run} " in output
+        assert all(part in output for part in [*named, "--out"]), output
+        assert "Traceback" not in output
         assert contents(run) == before, changed
 
 
-def test_a_finished_run_says_so_and_trains_no_further(lab, tmp_path):
+def test_a_finished_run_is_not_trained_further(lab, tmp_path):
     run = shutil.copytree(lab.reference(1), tmp_path / "run", symlinks=True)
     before = contents(run)
     (run / "model").rename(run / "model.part")  # killed just before the end
     again = lab.start(run).finish()
-    assert "has finished already, at step 36" in again.output()
+    assert f"{run} is already finished, at step 36" in again.output()
     after = contents(run)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
-    assert changed == {"config.yaml", "model/README.md"}  # which name the folder: this one is a copy
+    assert changed == {
+        "config.yaml",
+        "model/README.md",
+    }  # they contain the name of the folder, and this is a copy
 
 
-# The same run by other ways.
+# The same run in other ways.
 
 
-def test_training_from_the_folder_s_config_repeats_the_run(lab, tmp_path):
+def test_training_from_the_config_of_a_folder_reproduces_the_run(lab, tmp_path):
     options = ["--config", str(lab.reference(1) / "config.yaml"), "--out", str(tmp_path / "run")]
     Run(options, 1, lab.environment).finish()
     assert_same_run(tmp_path / "run", lab.reference(1))
 
 
-def test_the_number_of_data_workers_changes_nothing(lab, tmp_path):
+def test_the_number_of_loader_workers_changes_nothing(lab, tmp_path):
     assert "workers: 0" in (lab.reference(1) / "config.yaml").read_text()
     lab.start(tmp_path / "run", data__workers=2).finish()
     assert_same_run(tmp_path / "run", lab.reference(1))
 
 
-# When it saves, and what it keeps.
+# Which checkpoints are saved and kept.
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_checkpoints_by_the_clock_keep_the_newest_and_the_best(lab, tmp_path, workers):
-    run = lab.start(tmp_path / "run", workers, checkpoint__every_minutes=1e-4, checkpoint__every_steps="null")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_timed_checkpoints_keep_the_newest_and_the_best(lab, tmp_path, ranks):
+    run = lab.start(tmp_path / "run", ranks, checkpoint__every_minutes=1e-4, checkpoint__every_steps="null")
     run.finish()
     evaluations = [record for record in metrics(run.folder) if "evaluation" in record]
     best = max(record["step"] for record in evaluations if record["best"])
     newest = saved_steps(run.folder)[-2:]
-    assert newest[0] % 12  # no evaluation saved it
+    assert newest[0] % 12  # not saved by an evaluation
     assert newest[1] == STEPS
     assert saved_steps(run.folder) == sorted({*newest, best})
     for link, step in (("last", STEPS), ("best", best)):
         assert read_metadata(run.folder / "checkpoints" / link)["step"] == step
-    assert_same_run(run.folder, lab.reference(workers))
+    assert_same_run(run.folder, lab.reference(ranks))
 
 
-def test_a_full_disk_stops_no_training_until_the_end_and_loses_nothing(lab, tmp_path):
+def test_a_full_disk_does_not_stop_training_until_the_end_and_loses_nothing(lab, tmp_path):
     run = lab.start(tmp_path / "run", 2)
     run.wait_for_step(2)
     run.signal(signal.SIGTERM)
     assert run.wait() == [75, 75], run.output()
-    whole, told = contents(run.folder / "checkpoints"), len(run.output())
-    step = last_facts(run.folder)["step"]
+    before, seen = contents(run.folder / "checkpoints"), len(run.output())
+    step = last_metadata(run.folder)["step"]
 
     full = lab.start(run.folder, 2, largest_file=1 << 20)
     assert full.wait() == [1, 1], full.output()
-    said = full.output()[told:]
+    output = full.output()[seen:]
     assert full.last_step() == STEPS
-    good = f"step-{step:08d} is whole: resume from it"
-    assert f"{good}. Training goes on." in said
-    assert f"fastclip train: Step {STEPS} could not be saved" in said
-    assert said.strip().endswith(f"{good}.")
-    assert contents(run.folder / "checkpoints") == whole
+    newest = run.folder / "checkpoints" / f"step-{step:08d}"
+    failed = [int(number) for number in re.findall(rf"^Step (\d+) .*{newest}\b", output, re.MULTILINE)]
+    assert failed  # training continued after each
+    assert STEPS not in failed
+    last = output.splitlines()[-1]
+    assert last.startswith(f"fastclip train: Step {STEPS} ")
+    assert str(newest) in last
+    assert contents(run.folder / "checkpoints") == before
 
     lab.start(run.folder, 2).finish()
     assert_same_run(run.folder, lab.reference(2))

@@ -1,4 +1,4 @@
-"""A step is exact: cut into micro-batches, spread over workers, with dropout, skipped, in any precision."""
+"""A training step is exact: in micro-batches, over several ranks, with dropout, skipped, in any precision."""
 
 import json
 from functools import partial
@@ -20,9 +20,9 @@ from fastclip.model import build_model
 from fastclip.objective.loss import GlobalContrastiveLoss, LossStep
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.step import OpenClipLoss, compile_towers
-from tests.workers import run_workers
+from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.timeout(300)  # the first test of several workers pays for their start
+pytestmark = pytest.mark.timeout(300)  # the first test with several ranks pays for their start
 
 N, B, STEPS, SEED = 41, 16, 3, 5
 LR, DECAY, BETAS, EPS = 1e-2, 0.1, (0.9, 0.98), 1e-6
@@ -34,7 +34,7 @@ ALGORITHMS = ["fastclip-v1", "fastclip-v2", "fastclip-v3", "mbcl", *PEERS]
 
 
 class Case(NamedTuple):
-    """What is trained, and how."""
+    """The settings of a run."""
 
     algorithm: str
     micro: int | None = None
@@ -47,8 +47,10 @@ class Case(NamedTuple):
         return "-".join(str(value) for value in self)
 
 
-# What two workers do in one start of the processes; each has 8 of the 16 pairs
-PLAIN = [Case(algorithm, micro) for algorithm in ALGORITHMS for micro in (None, 2, 3)]  # 3 leaves 2 over
+# All cases of two ranks run in one pair of processes; each rank has 8 of the 16 pairs
+PLAIN = [
+    Case(algorithm, micro) for algorithm in ALGORITHMS for micro in (None, 2, 3)
+]  # 3 leaves a remainder of 2
 DROPOUT = [Case(name, 2, "dropout") for name in ("fastclip-v1", "fastclip-v2", "fastclip-v3", "openclip")]
 DROPOUT.append(Case("fastclip-v3", None, "dropout"))
 FROZEN = [
@@ -63,7 +65,7 @@ POISONED = [
         ("fastclip-v2", 3, "lion", 1),
         ("fastclip-v3", None, "lion", 1),
         ("fastclip-v3", 2, "adamw", 1),
-        ("fastclip-v3", None, "adamw", 0),  # before anything was ever learnt
+        ("fastclip-v3", None, "adamw", 0),  # before the first update
         ("openclip", None, "adamw", 1),
         ("openclip", 2, "lion", 1),
         ("siglip", 3, "adamw", 1),
@@ -78,7 +80,7 @@ def models(tmp_path_factory):
 
 
 def write_models(folder):
-    """open_clip configs by name: without dropout, and with."""
+    """open_clip configs by name: without and with dropout."""
     visions = {"plain": VISION, "dropout": VISION | {"patch_dropout": 0.5}}
     for name, vision in visions.items():
         config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": TEXT}
@@ -87,9 +89,9 @@ def write_models(folder):
 
 
 def build(models, case, world=ALONE):
-    """A train_step as a run builds it; γ < 1, so that what the state remembers counts."""
-    remembers = case.algorithm not in ("mbcl", *PEERS)
-    loss = {"gamma_schedule": "constant", "gamma": 0.6} if remembers else {}
+    """A training step as a run builds it; γ < 1, so that the estimators matter."""
+    has_state = case.algorithm not in ("mbcl", *PEERS)
+    loss = {"gamma_schedule": "constant", "gamma": 0.6} if has_state else {}
     if case.algorithm in ("fastclip-v3", "mbcl"):
         loss["tau_lr"] = 1e-2
     eps = {"eps": EPS} if case.optimizer in ("adamw", "lamb") else {}
@@ -108,18 +110,18 @@ def build(models, case, world=ALONE):
         )
     )
     towers = build_towers(config, world)
-    if case.model == "dropout":  # open_clip's texts have none of their own
+    if case.model == "dropout":  # open_clip's text towers have none
         for block in towers.clip.transformer.resblocks:
             block.attn.dropout = 0.2
     return build_step(config, towers, N, world)
 
 
 def batch(step, world=ALONE):
-    """This worker's part of a global batch; one id comes twice, at its first and at its last place."""
+    """This rank's part of a global batch; the first and the last pair have the same id."""
     draw = torch.Generator().manual_seed(step)
     images = torch.randn(B, 3, 16, 16, generator=draw)
     tokens = torch.randint(1, 63, (B, 8), generator=draw)
-    tokens[:, -1] = 63  # the highest ends a caption
+    tokens[:, -1] = 63  # the highest token ends a caption
     index = torch.randperm(N, generator=draw)[:B]
     index[-1] = index[0]
     b = B // world.size
@@ -130,13 +132,15 @@ def batch(step, world=ALONE):
 def train(train_step, world=ALONE, steps=range(STEPS)):
     for step in steps:
         result = train_step.update(step, *batch(step, world))
-    return everything(train_step) | {f"stats.{name}": value for name, value in told(train_step, result.stats)}
+    return everything(train_step) | {
+        f"stats.{name}": value for name, value in global_stats(train_step, result.stats)
+    }
 
 
 def train_in_one_graph(train_step, parts):
     """The definition: `parts` of the global batch encoded in one graph, the loss of them all, one update.
 
-    A part is (worker, number of the micro-batch, rows), from which its randomness comes.
+    A part is (rank, number of the micro-batch, rows); its randomness derives from the first two.
     """
     optimizer = train_step.stepper.optimizer
     for step in range(STEPS):
@@ -151,33 +155,35 @@ def train_in_one_graph(train_step, parts):
         out.value.backward()
         update = train_step.stepper.step(out.value.detach())
     stats = out.stats | {"grad_norm": update.grad_norm}
-    return everything(train_step) | {f"stats.{name}": value for name, value in told(train_step, stats)}
+    return everything(train_step) | {
+        f"stats.{name}": value for name, value in global_stats(train_step, stats)
+    }
 
 
-def parts(workers, micro):
-    """The global batch as `workers` would cut it."""
-    b = B // workers
+def parts(ranks, micro):
+    """The global batch as `ranks` ranks split it."""
+    b = B // ranks
     micro = micro or b
     return [
         (rank, number, slice(rank * b + start, rank * b + min(start + micro, b)))
-        for rank in range(workers)
+        for rank in range(ranks)
         for number, start in enumerate(range(0, b, micro))
     ]
 
 
 def everything(train_step):
-    """Copies of all tensors that a checkpoint would hold, whole, and of the gradients."""
-    found = dict(train_step.tensors())
+    """Copies of all full tensors of a checkpoint, and of the gradients."""
+    tensors = dict(train_step.tensors())
     named = {f"model.{name}": p for name, p in train_step.towers.named_parameters()}
     if not isinstance(train_step.loss, OpenClipLoss):
         named |= {f"loss.{name}": p for name, p in train_step.loss.named_parameters()}
-    found |= {f"gradient.{name}": p.grad for name, p in named.items() if p.grad is not None}
-    whole = {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in found.items()}
-    return {name: tensor.detach().clone() for name, tensor in whole.items()}
+    tensors |= {f"gradient.{name}": p.grad for name, p in named.items() if p.grad is not None}
+    full = {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in tensors.items()}
+    return {name: tensor.detach().clone() for name, tensor in full.items()}
 
 
-def told(train_step, stats):
-    """Statistics that are of the global batch; a peer's loss is its worker's own."""
+def global_stats(train_step, stats):
+    """Statistics of the global batch; the losses of open_clip's algorithms are each rank's own."""
     return [
         (k, v.detach())
         for k, v in stats.items()
@@ -205,31 +211,31 @@ def changed(before, after, prefix=""):
 
 @pytest.fixture(scope="module")
 def in_one_graph(models):
-    """What the definition gives, computed once for each way to cut the batch."""
-    known = {}
+    """The result of the definition, computed once for each way to split the batch."""
+    cache = {}
 
-    def result(case, workers=1):
-        # without dropout it does not matter how the batch is cut
-        cut = parts(workers, case.micro) if case.model == "dropout" else parts(1, None)
+    def result(case, ranks=1):
+        # without dropout the split does not matter
+        cut = parts(ranks, case.micro) if case.model == "dropout" else parts(1, None)
         key = (case._replace(micro=None), str(cut))
-        if key not in known:
-            known[key] = train_in_one_graph(build(models, case), cut)
-        return known[key]
+        if key not in cache:
+            cache[key] = train_in_one_graph(build(models, case), cut)
+        return cache[key]
 
     return result
 
 
 @pytest.fixture(scope="module")
-def two_workers(models):
-    return run_workers(_two_workers, 2, models, timeout=240)
+def two_ranks(models):
+    return run_ranks(_two_ranks, 2, models, timeout=240)
 
 
 @pytest.fixture(scope="module")
-def four_workers(models):
-    return run_workers(_four_workers, 4, models, timeout=240)
+def four_ranks(models):
+    return run_ranks(_four_ranks, 4, models, timeout=240)
 
 
-def _two_workers(rank, size, models):
+def _two_ranks(rank, size, models):
     world = World(rank, size, rank, torch.device("cpu"), None)
     return {
         "trained": {case: train(build(models, case, world), world) for case in PLAIN + DROPOUT + FROZEN},
@@ -239,7 +245,7 @@ def _two_workers(rank, size, models):
     }  # fmt: skip
 
 
-def _four_workers(rank, size, models):
+def _four_ranks(rank, size, models):
     world = World(rank, size, rank, torch.device("cpu"), None)
     return {case: train(build(models, case, world), world) for case in OF_FOUR}
 
@@ -259,38 +265,38 @@ def test_micro_batches_give_the_update_of_the_whole_batch(case, models, in_one_g
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)
-def test_two_workers_give_the_update_of_one_whole_and_in_micro_batches(case, two_workers, in_one_graph):
-    first, second = (worker["trained"][case] for worker in two_workers)
+def test_two_ranks_give_the_update_of_one_with_and_without_micro_batches(case, two_ranks, in_one_graph):
+    first, second = (rank["trained"][case] for rank in two_ranks)
     assert_equal_to_1e10(first, in_one_graph(case))
     assert_same_bits(first, second)
 
 
 @pytest.mark.parametrize("case", OF_FOUR, ids=str)
-def test_four_workers_give_the_update_of_one(case, four_workers, in_one_graph):
-    assert_equal_to_1e10(four_workers[0][case], in_one_graph(case))
-    for other in four_workers[1:]:
-        assert_same_bits(four_workers[0][case], other[case])
+def test_four_ranks_give_the_update_of_one(case, four_ranks, in_one_graph):
+    assert_equal_to_1e10(four_ranks[0][case], in_one_graph(case))
+    for other in four_ranks[1:]:
+        assert_same_bits(four_ranks[0][case], other[case])
 
 
 @pytest.mark.parametrize("micro", [None, 3])
-def test_the_state_is_written_once_a_step(micro, models, two_workers):
+def test_the_state_is_written_once_per_step(micro, models, two_ranks):
     visits = torch.zeros(N, 1, dtype=torch.float64)
     for step in range(STEPS):
         visits[batch(step)[2].unique()] += 1
     assert visits.max() > 1
     alone = train(build(models, Case("fastclip-v2", micro)))
     assert torch.equal(alone["loss.tau_visits"], visits)
-    assert torch.equal(two_workers[1]["trained"][Case("fastclip-v2", micro)]["loss.tau_visits"], visits)
+    assert torch.equal(two_ranks[1]["trained"][Case("fastclip-v2", micro)]["loss.tau_visits"], visits)
     assert torch.equal(alone["loss.log_u"].isfinite(), (visits > 0).expand(N, 2))
 
 
-def test_micro_batches_are_reduced_over_workers_once_a_step(two_workers):
-    counts = two_workers[0]["reductions"]
+def test_gradients_of_micro_batches_are_reduced_once_per_step(two_ranks):
+    counts = two_ranks[0]["reductions"]
     assert counts[2] == counts[None] > 0
 
 
 def _reductions(train_step, world):
-    """How often DDP sends gradients in three steps."""
+    """How often DDP reduces gradients in three steps."""
     sent = []
 
     def counting(group, bucket):
@@ -307,24 +313,24 @@ def _reductions(train_step, world):
 
 @pytest.mark.parametrize("name", ["fastclip-v1", "fastclip-v2", "fastclip-v3", "openclip"])
 @pytest.mark.parametrize("micro", [4, 6, None])
-def test_with_dropout_micro_batches_are_as_if_encoded_in_one_graph(name, micro, models, in_one_graph):
+def test_with_dropout_micro_batches_equal_one_graph(name, micro, models, in_one_graph):
     case = Case(name, micro, "dropout")
     assert_equal_to_1e10(train(build(models, case)), in_one_graph(case))
 
 
 @pytest.mark.parametrize("case", DROPOUT, ids=str)
-def test_with_dropout_two_workers_are_as_if_all_were_encoded_in_one_graph(case, two_workers, in_one_graph):
-    first, second = (worker["trained"][case] for worker in two_workers)
-    assert_equal_to_1e10(first, in_one_graph(case, workers=2))
+def test_with_dropout_two_ranks_equal_one_graph(case, two_ranks, in_one_graph):
+    first, second = (rank["trained"][case] for rank in two_ranks)
+    assert_equal_to_1e10(first, in_one_graph(case, ranks=2))
     assert_same_bits(first, second)
 
 
-def test_both_passes_see_the_same_dropout_and_no_two_micro_batches_do(models, monkeypatch):
+def test_both_passes_have_the_same_dropout_and_micro_batches_have_different_ones(models, monkeypatch):
     def features_of_both_passes():
         train_step, seen = build(models, Case("fastclip-v3", 4, "dropout")), []
         train_step.towers.register_forward_hook(lambda module, inputs, out: seen.append(out))
         images, tokens, index = batch(0)
-        # the same four pairs four times: only dropout tells them apart
+        # the same four pairs four times: only dropout differs
         train_step.update(0, images[:4].repeat(4, 1, 1, 1), tokens[:4].repeat(4, 1), index)
         assert [out[0].requires_grad for out in seen] == [False] * 4 + [True] * 4
         return seen[:4], seen[4:]
@@ -343,9 +349,9 @@ def test_both_passes_see_the_same_dropout_and_no_two_micro_batches_do(models, mo
 
 @pytest.mark.parametrize("name", PEERS)
 @pytest.mark.parametrize("micro", [None, 2])
-def test_a_peer_trains_as_open_clips_loss_on_the_global_batch(name, micro, models, two_workers):
+def test_open_clips_losses_train_as_on_the_global_batch(name, micro, models, two_ranks):
     expected = _trained_by_hand(models, name)
-    found = two_workers[0]["trained"][Case(name, micro)]
+    found = two_ranks[0]["trained"][Case(name, micro)]
     assert_equal_to_1e10({key: found[key] for key in expected}, expected)
     alone = train(build(models, Case(name, micro)))
     assert_equal_to_1e10({key: alone[key] for key in expected}, expected)
@@ -380,7 +386,7 @@ def _trained_by_hand(models, name):
     return {key: tensor.detach() for key, tensor in (weights | gradients).items()}
 
 
-def test_siglip_starts_where_its_paper_does(models):
+def test_siglip_starts_with_the_scale_and_bias_of_its_paper(models):
     clip = build(models, Case("siglip")).towers.clip
     torch.testing.assert_close(clip.logit_scale.exp().item(), 10.0)
     assert clip.logit_bias.item() == -10.0
@@ -388,7 +394,7 @@ def test_siglip_starts_where_its_paper_does(models):
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_a_peers_scale_is_limited_to_100(name, models):
+def test_the_scale_of_open_clips_losses_is_limited_to_100(name, models):
     train_step = build(models, Case(name))
     nn.init.constant_(train_step.towers.clip.logit_scale, 6.0)
     result = train_step.update(0, *batch(0))
@@ -396,24 +402,24 @@ def test_a_peers_scale_is_limited_to_100(name, models):
     assert train_step.towers.clip.logit_scale < 4.7  # log 100 and one step of the optimizer
 
 
-# Steps that are skipped
+# Skipped steps
 
 
 @pytest.mark.parametrize(("case", "at"), POISONED, ids=lambda value: str(value))
-def test_a_nan_on_one_worker_changes_nothing_on_any_and_the_next_step_works(case, at, two_workers):
-    for worker in two_workers:
-        found = worker["poisoned"][case, at]
+def test_a_nan_on_one_rank_changes_nothing_on_any_and_the_next_step_works(case, at, two_ranks):
+    for rank in two_ranks:
+        found = rank["poisoned"][case, at]
         assert found["changed"] == []
         assert found["finite"] == [False, True]
         assert found["visited"][0] == found["visited"][1]
         assert len(found["moved"]) > 10
-    first, second = (worker["poisoned"][case, at]["end"] for worker in two_workers)
+    first, second = (rank["poisoned"][case, at]["end"] for rank in two_ranks)
     assert_same_bits(first, second)
     assert all(not tensor.isnan().any() for tensor in first.values())
 
 
 def _poisoned(train_step, at, world):
-    """Steps before `at`, then one with a NaN in the last worker's images, then one more."""
+    """Steps before `at`, then one with a NaN in the last rank's images, then one more."""
     state = getattr(train_step.loss, "sample_state", None)
 
     def count():
@@ -481,7 +487,7 @@ def test_an_overflow_of_float16_is_skipped_and_undone_and_the_scale_backs_off(mi
     before, visited = everything(train_step), int(train_step.loss.sample_state.visited)
     train_step.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, backoff_factor=2.0**-32)
     result = train_step.update(1, *batch(1))
-    assert result.stats["loss"].isfinite()  # so that the state was written before the overflow showed
+    assert result.stats["loss"].isfinite()  # so the state was written before the overflow appeared
     assert not result.finite
     kept = {name: tensor for name, tensor in before.items() if not name.startswith("gradient.")}
     assert changed(kept, everything(train_step)) == []
@@ -503,20 +509,20 @@ def assert_frozen(models, found, case):
 
 
 @pytest.mark.parametrize("case", FROZEN, ids=str)
-def test_a_frozen_tower_keeps_every_bit_and_the_other_learns_as_in_one_graph(case, models, in_one_graph):
+def test_a_frozen_tower_does_not_change_and_the_other_learns_as_in_one_graph(case, models, in_one_graph):
     found = train(build(models, case))
     assert_equal_to_1e10(found, in_one_graph(case))
     assert_frozen(models, found, case)
 
 
 @pytest.mark.parametrize("case", FROZEN, ids=str)
-def test_a_frozen_tower_keeps_every_bit_on_two_workers(case, models, two_workers, in_one_graph):
-    found = two_workers[0]["trained"][case]
+def test_a_frozen_tower_does_not_change_on_two_ranks(case, models, two_ranks, in_one_graph):
+    found = two_ranks[0]["trained"][case]
     assert_equal_to_1e10(found, in_one_graph(case))
     assert_frozen(models, found, case)
 
 
-# What happens when
+# The order of events
 
 
 def _events(train_step, monkeypatch):
@@ -542,15 +548,13 @@ def _events(train_step, monkeypatch):
     return events
 
 
-def test_state_is_fetched_before_the_towers_run_and_images_travel_while_texts_are_encoded(
-    models, monkeypatch
-):
+def test_state_is_fetched_before_the_towers_and_images_are_sent_while_texts_are_encoded(models, monkeypatch):
     events = _events(build(models, Case("fastclip-v3")), monkeypatch)
-    # `_send` starts a gather: of the images early, and not again in the loss, which sends texts alone
+    # `_send` starts a gather: of images early, and of texts alone in the loss
     assert events == ["begin", "image tower", "images", "_send", "text tower", "forward", "_send"]
 
 
-def test_micro_batches_are_all_encoded_before_the_one_loss_and_again_after_it(models, monkeypatch):
+def test_micro_batches_are_all_encoded_before_the_loss_and_again_after_it(models, monkeypatch):
     events = _events(build(models, Case("fastclip-v3", 8)), monkeypatch)
     encoded = ["image tower", "text tower"] * 2
     assert events == ["begin", *encoded, "forward", "_send", "_send", *encoded]
@@ -559,18 +563,22 @@ def test_micro_batches_are_all_encoded_before_the_one_loss_and_again_after_it(mo
 # The host does not wait for the device
 
 
+class _HostRead(AssertionError):
+    """The host read a value from the device."""
+
+
 class _NoReads(TorchDispatchMode):
-    """Refuses what brings a value from the device to the host, or a shape that depends on values."""
+    """Refuses operations that copy a value to the host, or whose shape depends on values."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
-            raise AssertionError(f"the host read from the device: {func}")
+            raise _HostRead(func)
         return func(*args, **(kwargs or {}))
 
 
 def _step_without_reads(train_step, monkeypatch):
     train_step.update(0, *batch(0))  # the checks of the first step may wait
-    if hasattr(train_step.loss, "_checks"):  # ids on the host are looked at there
+    if hasattr(train_step.loss, "_checks"):  # ids on the host are checked there
         monkeypatch.setattr(train_step.loss._checks, "index", lambda index: index)
     for name in ("tolist", "numpy", "item", "__bool__", "__float__", "__int__", "__index__"):
         monkeypatch.setattr(torch.Tensor, name, partial(_refuse, name))
@@ -580,7 +588,7 @@ def _step_without_reads(train_step, monkeypatch):
 
 
 def _refuse(name, *_):
-    raise AssertionError(f"the host read from the device: {name}")
+    raise _HostRead(name)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -595,16 +603,16 @@ def test_a_step_reads_nothing_from_the_device(name, micro, optimizer, models, mo
     assert changed(before, everything(train_step), "model.")
 
 
-def test_lion_is_known_to_wait(models, monkeypatch):
+def test_lion_waits_for_the_device(models, monkeypatch):
     train_step = build(models, Case("fastclip-v3", optimizer="lion", precision="float32"))
-    with monkeypatch.context() as patch, pytest.raises(AssertionError, match="read from the device"):
+    with monkeypatch.context() as patch, pytest.raises(_HostRead):
         _step_without_reads(train_step, patch)
 
 
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", *PEERS])
 def test_a_step_on_a_gpu_never_waits_for_the_host(name, micro, models, monkeypatch):
-    """Fake CUDA tensors raise on a read and on mixed devices. Backward needs a real GPU: it is left out."""
+    """Fake CUDA tensors raise on a read and on mixed devices. Backward needs a real GPU and is replaced."""
     towers = build(models, Case(name, micro, "dropout", precision="float32")).towers
     config = resolve(TrainConfig(algorithm=name, seed=SEED, batch=BatchConfig(B, micro)))
     with FakeTensorMode():
@@ -620,7 +628,7 @@ def test_a_step_on_a_gpu_never_waits_for_the_host(name, micro, models, monkeypat
 
         monkeypatch.setattr(torch.Tensor, "backward", backward)
         monkeypatch.setattr(torch.autograd, "backward", backward)
-        monkeypatch.setattr(torch.autograd, "grad", lambda out, wanted: [torch.empty_like(t) for t in wanted])
+        monkeypatch.setattr(torch.autograd, "grad", lambda out, inputs: [torch.empty_like(t) for t in inputs])
         given = [torch.empty_like(tensor, device="cuda") for tensor in batch(0)]
         result = train_step.update(0, *given)
         assert {tensor.device.type for tensor in (result.finite, *result.stats.values())} == {"cuda"}
@@ -638,7 +646,7 @@ def _make_fake(towers):
 # torch.compile
 
 
-def test_compiled_towers_keep_the_names_of_their_weights_and_give_the_same_update(models, monkeypatch):
+def test_compiled_towers_have_the_same_weight_names_and_give_the_same_update(models, monkeypatch):
     graphs = []
 
     def backend(graph, inputs):

@@ -1,4 +1,4 @@
-"""What learns goes into a checkpoint and comes back bit for bit, and goes on as if nothing had happened."""
+"""The state of a training step is saved and restored bit for bit, and training continues identically."""
 
 import json
 from math import exp, log
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fastclip.errors import InputError
 from tests.training.test_step import Case, N, batch, build, everything, write_models
 
 ROUND_TRIPS = [
@@ -29,17 +30,17 @@ def make(models, case):
     return train_step
 
 
-def go_on(train_step, steps):
+def update(train_step, steps):
     for step in steps:
         assert train_step.update(step, *batch(step)).finite
 
 
 def state(train_step):
-    """All that must come back: tensors and metadata; gradients are made anew in each step."""
-    found = {name: t for name, t in everything(train_step).items() if not name.startswith("gradient.")}
+    """Everything to restore: tensors and metadata, without gradients, which each step computes anew."""
+    tensors = {name: t for name, t in everything(train_step).items() if not name.startswith("gradient.")}
     if train_step.loss.mean_tau() is not None:
-        found["visited"] = train_step.loss.sample_state.visited.clone()
-    return found, train_step.metadata()
+        tensors["visited"] = train_step.loss.sample_state.visited.clone()
+    return tensors, train_step.metadata()
 
 
 def assert_same_state(one, other):
@@ -50,32 +51,32 @@ def assert_same_state(one, other):
 
 
 @pytest.mark.parametrize("case", ROUND_TRIPS, ids=str)
-def test_what_was_saved_is_put_back_and_goes_on_bit_for_bit(case, models):
+def test_restored_state_is_identical_and_training_continues_bit_for_bit(case, models):
     saved, other = make(models, case), make(models, case)
-    go_on(saved, range(2))
-    go_on(other, [7])  # what is overwritten was not all zero
+    update(saved, range(2))
+    update(other, [7])  # the overwritten state is not all zero
     tensors = {name: tensor.detach().clone() for name, tensor in saved.tensors().items()}
     metadata = json.loads(json.dumps(saved.metadata()))
     other.load_state(tensors, metadata)
     assert_same_state(saved, other)
     for step in (2, 3):
-        go_on(saved, [step])
-        go_on(other, [step])
+        update(saved, [step])
+        update(other, [step])
         assert_same_state(saved, other)
     moved = [name for name, tensor in saved.tensors().items() if not torch.equal(tensor, tensors[name])]
-    assert len(moved) > 10  # and what was saved is not written to
+    assert len(moved) > 10  # while the saved copies do not change
 
 
-def test_the_scaler_is_among_the_facts_and_its_count_goes_on(models):
+def test_the_scaler_is_in_the_metadata_and_its_count_continues(models):
     saved, other = (make(models, Case("fastclip-v3", precision="float16")) for _ in range(2))
-    go_on(saved, range(2))
+    update(saved, range(2))
     assert saved.metadata()["scaler"]["scale"] == 1024
     other.load_state(dict(saved.tensors()), json.loads(json.dumps(saved.metadata())))
-    go_on(other, [2])  # the third step in a row without an overflow
+    update(other, [2])  # the third step in a row without an overflow
     assert other.metadata()["scaler"]["scale"] == 2048
 
 
-def test_tensors_are_named_after_their_place_and_are_no_copies(models):
+def test_tensors_are_named_after_their_place_and_not_copied(models):
     train_step = build(models, Case("fastclip-v2", precision="float32"))
     tensors = train_step.tensors()
     weight = train_step.towers.clip.visual.conv1.weight
@@ -100,8 +101,10 @@ def test_a_temperature_is_saved_once_with_its_moments(name, own, models):
 def test_the_state_of_another_optimizer_is_refused(models):
     saved = build(models, Case("fastclip-v3", optimizer="lion", precision="float32"))
     other = build(models, Case("fastclip-v3", optimizer="adamw", precision="float32"))
-    with pytest.raises(ValueError, match=r"missing .*exp_avg_sq"):
+    with pytest.raises(InputError) as caught:
         other.load_state(dict(saved.tensors()), saved.metadata())
+    assert caught.value.argument == "tensors"
+    assert "exp_avg_sq" in caught.value.problem
 
 
 # The temperature as one number
@@ -109,23 +112,23 @@ def test_the_state_of_another_optimizer_is_refused(models):
 
 @pytest.mark.parametrize("name", ["fastclip-v1", "fastclip-v3", "mbcl"])
 @pytest.mark.parametrize(("log_scale", "tau"), [(3.0, exp(-3.0)), (log(1e4), 0.01), (-0.5, 1.0)])
-def test_a_global_temperature_is_told_within_its_limits(name, log_scale, tau, models):
+def test_a_global_temperature_is_clamped_to_its_limits(name, log_scale, tau, models):
     train_step = build(models, Case(name, precision="float64"))
     nn.init.constant_(train_step.loss.log_scale, log_scale)
     assert train_step.loss.mean_tau() == pytest.approx(tau, rel=1e-12)
 
 
-def test_individual_temperatures_are_told_as_their_mean(models):
+def test_individual_temperatures_are_reported_as_their_mean(models):
     train_step = build(models, Case("fastclip-v2", precision="float64"))
     assert train_step.loss.mean_tau() == pytest.approx(0.03, rel=1e-12)
     column = train_step.loss.sample_state.columns["tau"]
     column[:N] = torch.linspace(0.02, 0.04, 2 * N, dtype=torch.float64).reshape(N, 2)
-    column[N:] = 7.0  # the spare row belongs to nobody
+    column[N:] = 7.0  # the spare row belongs to no sample
     assert train_step.loss.mean_tau() == pytest.approx(0.03, rel=1e-12)
     column[0] += 0.01 * N
     assert train_step.loss.mean_tau() == pytest.approx(0.04, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["openclip", "siglip"])
-def test_a_peer_has_its_temperature_in_the_model(name, models):
+def test_open_clips_losses_have_their_temperature_in_the_model(name, models):
     assert build(models, Case(name)).loss.mean_tau() is None

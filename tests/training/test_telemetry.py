@@ -1,17 +1,21 @@
-"""What a run tells, and that telling never stops it."""
+"""Logging of a run: records are never lost, and no failure of logging stops the run."""
 
 import errno
-import io
 import json
 import logging
+import os
+import resource
 import sys
 import time
+from functools import partial
 
 import pytest
+from rich.console import Console
 
+from fastclip.errors import OptionError
 from fastclip.run import metrics_file as metrics_module
-from fastclip.run.metrics_file import read_metrics, truncate_metrics
-from fastclip.training import telemetry as module
+from fastclip.run.metrics_file import MetricsFile, read_metrics, truncate_metrics
+from fastclip.training.display import Display
 from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
 
 RECORD = {
@@ -31,7 +35,7 @@ def plan(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     return Plan(
-        run, "openclip · tiny", total_steps=200, steps_per_epoch=40.0, global_batch=32, rho=None, workers=1
+        run, "openclip · tiny", total_steps=200, steps_per_epoch=40.0, global_batch=32, rho=None, ranks=1
     )
 
 
@@ -39,14 +43,14 @@ def resumed(plan, step):
     return Plan(**{**plan.__dict__, "start_step": step})
 
 
-def test_records_are_kept_as_they_are_line_by_line(plan):
+def test_records_are_written_unchanged_one_per_line(plan):
     path = plan.run / "metrics.jsonl"
     with Telemetry(plan) as telemetry:
         for step in range(1, 121):
             telemetry.tick(step)
         assert not path.exists()  # a tick writes nothing
         telemetry.log(RECORD)
-        assert read_metrics(path) == [RECORD]  # at once, not when closed
+        assert read_metrics(path) == [RECORD]  # immediately, not when closed
         telemetry.evaluated(EVALUATION)
         telemetry.message("saved checkpoint 120")
     records = read_metrics(path)
@@ -55,7 +59,7 @@ def test_records_are_kept_as_they_are_line_by_line(plan):
     assert list(records[0]["time"]) == list(RECORD["time"])
 
 
-def test_what_is_not_finite_becomes_null(plan):
+def test_values_that_are_not_finite_become_null(plan):
     nan, inf = float("nan"), float("inf")
     with Telemetry(plan) as telemetry:
         telemetry.log(RECORD | {"loss": nan, "log_u_q05": -inf, "time": {"elapsed": inf}})
@@ -69,7 +73,7 @@ def test_what_is_not_finite_becomes_null(plan):
     assert record["tau"] == 0.07
 
 
-def test_closing_twice_is_harmless_and_an_error_closes_too(plan, capsys):
+def test_closing_twice_is_harmless_and_an_error_closes_as_well(plan, capsys):
     telemetry = Telemetry(plan)
     telemetry.log(RECORD)
     telemetry.log(RECORD | {"step": 121})
@@ -80,18 +84,18 @@ def test_closing_twice_is_harmless_and_an_error_closes_too(plan, capsys):
     assert [line.split()[1] for line in lines] == ["120/200", "121/200"]
 
 
-def test_silence_takes_what_a_trainer_tells_and_says_nothing(capfd):
-    with NullTelemetry() as silence:
-        silence.tick(1)
-        silence.log(RECORD)
-        silence.evaluated(EVALUATION)
-        silence.message("not heard")
+def test_null_telemetry_accepts_every_call_and_prints_nothing(capfd):
+    with NullTelemetry() as telemetry:
+        telemetry.tick(1)
+        telemetry.log(RECORD)
+        telemetry.evaluated(EVALUATION)
+        telemetry.message("not printed")
     assert capfd.readouterr() == ("", "")
 
 
-def test_truncation_drops_later_steps_and_a_torn_line(tmp_path):
+def test_truncation_drops_later_steps_and_an_incomplete_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    lines = [f'{{"step": {step},  "loss": 0.5}}' for step in (10, 20, 20, 30)]  # spaces stay as they are
+    lines = [f'{{"step": {step},  "loss": 0.5}}' for step in (10, 20, 20, 30)]  # spaces are preserved
     path.write_text("\n".join(lines) + '\n{"step": 40, "lo')
     assert [record["step"] for record in read_metrics(path)] == [10, 20, 20, 30]
     truncate_metrics(path, 20)
@@ -101,7 +105,7 @@ def test_truncation_drops_later_steps_and_a_torn_line(tmp_path):
     assert path.read_text() == ""
 
 
-def test_a_line_that_lacks_only_its_end_is_kept_and_ended(tmp_path):
+def test_a_line_that_only_lacks_its_newline_is_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 10}\n{"step": 20}')
     truncate_metrics(path, 20)
@@ -109,17 +113,17 @@ def test_a_line_that_lacks_only_its_end_is_kept_and_ended(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 1', b"12", b'"', b"\0\0\0\0", b"\xe2\x82"])
-def test_no_way_of_tearing_a_line_hides_the_others(tmp_path, torn, caplog):
+def test_an_incomplete_line_never_hides_the_others(tmp_path, torn, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 10}\n' + torn)
     assert read_metrics(path) == [{"step": 10}]
     assert not caplog.records
-    path.write_bytes(torn + b'\n{"step": 10}\n')  # not the end: this is no kill, and is told
+    path.write_bytes(torn + b'\n{"step": 10}\n')  # not at the end, so not left by a kill: a warning
     assert read_metrics(path) == [{"step": 10}]
-    assert "line 1" in caplog.text
+    assert [record.args for record in caplog.records] == [(path, 1)]
 
 
-def test_truncating_before_anything_was_told_is_fine(tmp_path):
+def test_truncating_a_missing_file_does_nothing(tmp_path):
     truncate_metrics(tmp_path / "metrics.jsonl", 0)
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -129,71 +133,63 @@ def test_a_truncation_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path.write_text('{"step": 10}\n{"step": 20}\n')
 
     def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(metrics_module.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         truncate_metrics(path, 10)
     assert [record["step"] for record in read_metrics(path)] == [10, 20]
 
 
-def test_a_full_disk_gives_one_warning_and_loses_no_record(plan, caplog):
+def test_a_full_disk_logs_one_warning_and_loses_no_record(plan, caplog):
     path = plan.run / "metrics.jsonl"
     path.symlink_to("/dev/full")
     with Telemetry(plan) as telemetry:
         for step in (10, 20, 30):
             telemetry.log(RECORD | {"step": step})
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert "metrics.jsonl cannot be written: No space left on device" in caplog.text
-        path.unlink()  # room again
+        (warning,) = caplog.records
+        assert (warning.levelname, warning.args) == ("WARNING", (path, os.strerror(errno.ENOSPC)))
+        path.unlink()  # space again
         telemetry.log(RECORD | {"step": 40})
         assert [record["step"] for record in read_metrics(path)] == [10, 20, 30, 40]
     assert len(caplog.records) == 1
     assert len(read_metrics(path)) == 4
 
 
-def test_half_a_line_on_a_full_disk_is_taken_back(plan, monkeypatch, caplog):
-    path = plan.run / "metrics.jsonl"
-    room = [100]
-
-    class Small(io.FileIO):
-        """A file on a disk with little room."""
-
-        def write(self, data):
-            return super().write(data[: room[0]])
-
-    telemetry = Telemetry(plan)
-    telemetry.log({"step": 1, "epoch": 0.1})
-    monkeypatch.setattr(metrics_module, "open", lambda path, mode, buffering: Small(path, "a"), raising=False)
-    telemetry.log(RECORD)
+def test_half_a_line_on_a_full_disk_is_removed(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.write({"step": 1, "epoch": 0.1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # the system writes up to here
+    try:
+        metrics.write(RECORD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == '{"step": 1, "epoch": 0.1}\n'
     assert len(caplog.records) == 1
-    room[0] = 10_000
-    telemetry.close()
+    metrics.flush()
     assert [record["step"] for record in read_metrics(path)] == [1, 120]
 
 
-def test_a_terminal_or_log_file_that_has_gone_does_not_stop_the_run(plan, monkeypatch):
+def test_a_closed_terminal_or_full_log_file_does_not_stop_the_run(plan):
     with open("/dev/full", "w", buffering=1) as full:
-        monkeypatch.setattr(sys, "stderr", full)
-        with Telemetry(plan) as telemetry:
+        with Telemetry(plan, display=partial(Display, console=Console(file=full))) as telemetry:
             telemetry.tick(120)
             telemetry.log(RECORD)
             telemetry.evaluated(EVALUATION)
             telemetry.message("saved")
-        monkeypatch.undo()
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             full.close()
     assert len(read_metrics(plan.run / "metrics.jsonl")) == 2
 
 
-def test_a_resumed_run_still_shows_its_best_evaluation(plan, monkeypatch):
+def test_a_resumed_run_still_shows_its_best_evaluation(plan):
     shown = []
-    monkeypatch.setattr(module, "Display", lambda plan, evaluations: shown.append(evaluations))
     with open(plan.run / "metrics.jsonl", "w") as file:
         for record in (RECORD, EVALUATION):
             file.write(json.dumps(record) + "\n")
-    Telemetry(resumed(plan, 120))
+    Telemetry(resumed(plan, 120), display=lambda plan, evaluations: shown.append(evaluations))
     assert shown == [[EVALUATION]]
 
 
@@ -203,7 +199,7 @@ def test_tensorboard_events_can_be_read_back_after_a_resume(plan):
     with Telemetry(plan, tensorboard=True) as telemetry:
         telemetry.log(RECORD | {"gamma": None})
         telemetry.evaluated(EVALUATION)
-        telemetry.log(RECORD | {"step": 130, "loss": 9.0})  # after the checkpoint: told again
+        telemetry.log(RECORD | {"step": 130, "loss": 9.0})  # after the checkpoint: logged again
     with Telemetry(resumed(plan, 120), tensorboard=True) as telemetry:
         telemetry.log(RECORD | {"step": 130, "loss": 3.0})
     events = EventAccumulator(str(plan.run / "tensorboard"))
@@ -230,23 +226,25 @@ def test_weights_and_biases_offline_keeps_its_id_over_a_resume(plan, monkeypatch
     assert len(files) == 2
     assert len({file.name for file in files}) == 1
     name = b"evaluation/retrieval/r1"
-    while not all(name in file.read_bytes() for file in files):  # its own process may be a moment late
+    while not all(name in file.read_bytes() for file in files):  # written by another process, a moment later
         assert time.monotonic() - started < 30
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
-    ("package", "options"),
-    [("tensorboard", {"tensorboard": True}), ("wandb", {"wandb_project": "fastclip-test"})],
+    ("package", "options", "value"),
+    [("tensorboard", {"tensorboard": True}, True), ("wandb", {"wandb_project": "test"}, "test")],
 )
-def test_a_missing_extra_is_named(plan, monkeypatch, package, options):
+def test_a_missing_package_is_named(plan, monkeypatch, package, options, value):
     for name in [package, "torch.utils.tensorboard"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=rf"pip install 'fastclip\[{package}\]'"):
+    with pytest.raises(OptionError) as caught:
         Telemetry(plan, **options)
+    assert (caught.value.option, caught.value.value) == (f"log.{package}", value)
+    assert f"fastclip[{package}]" in caught.value.advice
 
 
-def test_extras_are_imported_only_when_asked_for():
+def test_optional_packages_are_imported_only_when_used():
     import subprocess
 
     code = (
@@ -258,21 +256,19 @@ def test_extras_are_imported_only_when_asked_for():
     assert done.stdout == "[]\n"
 
 
-def test_a_service_that_fails_is_left_behind_with_one_warning(plan, caplog):
-    class Broken:
-        name = "Broken service"
+def test_a_failing_service_is_dropped_with_one_warning(plan, caplog):
+    class Failing:
+        name = "Failing service"
 
         def write(self, step, numbers):
             raise ConnectionError("no route to host")
 
         def close(self, failed):
-            raise AssertionError("is not asked again")
+            raise AssertionError("was used after it failed")
 
-    with caplog.at_level(logging.WARNING), Telemetry(plan) as telemetry:
-        telemetry._sinks.append(Broken())
+    with caplog.at_level(logging.WARNING), Telemetry(plan, sinks=[Failing()]) as telemetry:
         telemetry.log(RECORD)
         telemetry.log(RECORD | {"step": 130})
-    assert [record.getMessage() for record in caplog.records] == [
-        "Broken service failed (no route to host); the run goes on without it."
-    ]
+    (warning,) = caplog.records
+    assert [str(argument) for argument in warning.args] == ["Failing service", "no route to host"]
     assert len(read_metrics(plan.run / "metrics.jsonl")) == 2

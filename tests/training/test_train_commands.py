@@ -1,4 +1,4 @@
-"""`fastclip export`: open_clip loads the folder, and gets the model that was trained."""
+"""`fastclip export`: open_clip loads the trained model from the folder."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from tests.training.runs import Lab, final_state
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
 MEAN, STD = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7]
-PICTURES = [picture(i, size=(50, 40)) for i in range(3)]
+IMAGES = [picture(i, size=(50, 40)) for i in range(3)]
 CAPTIONS = ["a red thing", "a large flat thing number 7", "something else"]
 
 
@@ -31,7 +31,7 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(lab):
-    """Trains in this process at a high rate, once for each algorithm; gives the trainer as it ended."""
+    """Train in this process with a high learning rate, once per algorithm; return the trainer."""
     done = {}
 
     def run(algorithm, **changed):
@@ -49,21 +49,21 @@ def train(lab):
 
 def features(clip, preprocess, tokenizer):
     clip.eval()
-    images, tokens = torch.stack([preprocess(image) for image in PICTURES]), tokenizer(CAPTIONS)
+    images, tokens = torch.stack([preprocess(image) for image in IMAGES]), tokenizer(CAPTIONS)
     with torch.no_grad():
         return clip.encode_image(images, normalize=True), clip.encode_text(tokens, normalize=True)
 
 
 def of_folder(folder):
-    """Features and logit scale as open_clip alone gets them."""
+    """Features and model, loaded by open_clip alone."""
     clip, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     return features(clip, preprocess, open_clip.get_tokenizer(f"local-dir:{folder}")), clip
 
 
 def own_log_scale(trainer):
-    """log(1/τ), straight from where the algorithm holds τ."""
+    """log(1/τ), from the tensor in which the algorithm stores τ."""
     state = final_state(trainer.folder)
-    if "loss.tau" in state:  # of each image and each text
+    if "loss.tau" in state:  # one per image and text
         assert state["loss.tau"].shape == (96, 2)
         assert state["loss.tau"].std() > 0
         return -log(state["loss.tau"].double().mean())
@@ -71,7 +71,7 @@ def own_log_scale(trainer):
 
 
 @pytest.mark.parametrize("algorithm", ["fastclip-v3", "fastclip-v2", "openclip", "sogclr"])
-def test_open_clip_loads_the_trained_model_from_the_export_and_from_the_runs_folder(
+def test_open_clip_loads_the_trained_model_from_an_export_and_from_the_run(
     algorithm, train, tmp_path, capsys
 ):
     trainer = train(algorithm)
@@ -88,17 +88,17 @@ def test_open_clip_loads_the_trained_model_from_the_export_and_from_the_runs_fol
     assert (own_log_scale(trainer) == pytest.approx(-log(start))) == (algorithm == "sogclr")
 
 
-def test_the_export_and_the_runs_own_model_are_the_same_files(train, tmp_path):
+def test_an_export_and_the_model_of_the_run_are_identical_files(train, tmp_path):
     run = train("fastclip-v2").folder
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
-    assert main(["export", str(run), str(tmp_path / "out")]) == 0  # in place of the earlier one
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0  # replaces the first
     names = sorted(path.name for path in (run / "model").iterdir())
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     for name in ("open_clip_model.safetensors", "open_clip_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (run / "model" / name).read_bytes()
 
 
-def test_mean_and_deviation_of_the_weights_that_a_run_started_from_are_exported(train, tmp_path, lab):
+def test_mean_and_deviation_of_pretrained_weights_are_exported(train, tmp_path, lab):
     first = tmp_path / "first"
     shutil.copytree(train("fastclip-v3").folder / "model", first)
     config = json.loads((first / "open_clip_config.json").read_text())
@@ -110,7 +110,7 @@ def test_mean_and_deviation_of_the_weights_that_a_run_started_from_are_exported(
     assert (clip.visual.preprocess_cfg["mean"], clip.visual.preprocess_cfg["std"]) == (MEAN, STD)
 
 
-def test_the_best_checkpoint_is_exported_if_asked_for(train, tmp_path, monkeypatch):
+def test_the_best_checkpoint_can_be_exported(train, tmp_path, monkeypatch):
     scores = [0.0, 0.9, 0.1]  # untrained, half of the epoch, the end
     monkeypatch.setattr(Evaluator, "measure", lambda self: {"mean_recall@1": scores.pop(0)})
     run = train("fastclip-v1").folder
@@ -118,24 +118,23 @@ def test_the_best_checkpoint_is_exported_if_asked_for(train, tmp_path, monkeypat
         assert main(["export", str(run), str(tmp_path / which), "--checkpoint", which]) == 0
         name = (run / "checkpoints" / which).resolve().name
         assert name == {"best": "step-00000003", "last": "step-00000006"}[which]
-        saved = load_file(run / "checkpoints" / name / "worker-00000.safetensors")
+        saved = load_file(run / "checkpoints" / name / "rank-00000.safetensors")
         exported = load_file(tmp_path / which / "open_clip_model.safetensors")
         weights = {key for key in exported if key != "logit_scale"}
         assert all(torch.equal(exported[key], saved[f"model.clip.{key}"]) for key in weights)
 
 
-def test_what_cannot_be_exported_ends_with_one_line_and_nothing_written(train, tmp_path, capsys):
+def test_a_failed_export_prints_one_line_and_writes_nothing(train, tmp_path, capsys):
     run = train("fastclip-v3").folder
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
-    for words, message in (
-        ([tmp_path / "mine", tmp_path / "out"], f"{tmp_path / 'mine'} is not the folder of a run"),
-        ([run, tmp_path / "mine"], "has files, and is no earlier export: choose another folder."),
-        ([run, tmp_path / "mine" / "notes.txt"], "is a file; export to a folder."),
+    for source, target, path in (
+        (tmp_path / "mine", tmp_path / "out", tmp_path / "mine"),
+        (run, tmp_path / "mine", tmp_path / "mine"),
+        (run, tmp_path / "mine" / "notes.txt", tmp_path / "mine" / "notes.txt"),
     ):
-        assert main(["export", *map(str, words)]) == 1
-        line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith("fastclip export: ")
-        assert message in line
+        assert main(["export", str(source), str(target)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"fastclip export: {path} ")
     assert not (tmp_path / "out").exists()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]

@@ -1,11 +1,11 @@
-"""The collections that `fastclip data get` builds, in one table: to add one, add a row and its module."""
+"""The collections of `fastclip data get`, one row each: to add one, add a row and its module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_EMOJI = {  # held-out sets, and what each is asked
+_EMOJI = {  # held-out sets and their tasks
     "twemoji": ("retrieval", "words", "flags", "skin_tones", "categories"),
     "emojione": ("retrieval", "words", "flags", "skin_tones", "categories"),
     "fxemoji": ("retrieval", "categories"),
@@ -31,10 +31,10 @@ class Collection:
     """One line for --help."""
     needs_npm: bool = False
     held_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Sets kept out of training, with the tasks of each: they make the evaluation suite of this name."""
+    """Sets excluded from training, with their tasks: the evaluation suite of this name."""
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.description} ({'needs npm' if self.needs_npm else 'needs nothing'})"
+        return f"{self.name}, {self.description} ({'needs npm' if self.needs_npm else 'no download'})"
 
 
 COLLECTIONS = {
@@ -43,14 +43,14 @@ COLLECTIONS = {
         Collection(
             "emoji",
             "fastclip.datasets.icons",
-            "coloured emoji of five sets, to be tested on five others, in a minute",
+            "coloured emoji of five sets, tested on five other sets, takes a minute",
             needs_npm=True,
             held_out=_EMOJI,
         ),
         Collection(
             "icons",
             "fastclip.datasets.icons",
-            "some 346,000 icons, to be tested on sets held out whole, in six minutes",
+            "346,000 icons, tested on held-out sets, takes six minutes",
             needs_npm=True,
             held_out=_EMOJI | _ICONS,
         ),

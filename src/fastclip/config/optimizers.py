@@ -1,4 +1,4 @@
-"""The optimizers, one row each: the class by its import path, the paper's values, and what it remembers.
+"""The optimizers, one row each: import path of the class, the paper's values, and its state.
 
 The algorithms' rows are in `fastclip.objective.algorithms`. Neither needs torch.
 """
@@ -11,26 +11,26 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class OptimizerRow:
-    """One optimizer; it may take any of `OptimOptions`' betas, eps and momentum."""
+    """One optimizer. It may take any of the betas, eps and momentum of `OptimOptions`."""
 
     cls: str
-    """Where its class is."""
+    """Import path of its class."""
     lr: float
     weight_decay: float
     options: dict[str, Any]
-    """The options that it takes besides, each with its default."""
+    """Further options that it takes, with their defaults."""
     slots: tuple[str, ...]
-    """What it remembers of a parameter: tensors of its shape, zero at the start."""
+    """State per parameter: tensors of its shape, initially zero."""
     fixed: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the class that are always the same."""
+    """Constant arguments of the class."""
     scalars: dict[str, Any] = field(default_factory=dict)
-    """Arguments for the groups of temperatures, ours and open_clip's own, and of SigLIP's bias."""
+    """Arguments for the parameter groups of temperatures (ours and open_clip's) and SigLIP's bias."""
     counts: Literal["parameter", "group"] | None = None
-    """Where it counts its steps: in a tensor of each parameter, in a number of each group, or not at all."""
+    """Where it counts steps: in a tensor per parameter, in a number per group, or not at all."""
 
 
 # The paper's values for its large setting (ViT-B/32 on CC12M); the momentum and Lion's betas are ours.
-# Proc. parameter_update; fused steps can be told on the device to do nothing.
+# Proc. parameter_update. A fused step can be skipped by a flag on the device.
 OPTIMIZERS: dict[str, OptimizerRow] = {
     "adamw": OptimizerRow(
         "torch.optim.AdamW",

@@ -1,120 +1,121 @@
-"""What a user asks for: documented, checked dataclasses; a recipe is a YAML file of them.
+"""The options of `fastclip train`: documented, validated dataclasses. A recipe is a YAML file of them.
 
-An algorithm and an optimizer are chosen by name. Their values come from three places, the later over the
-earlier: fastclip's own rows (the paper's), the recipe's tables `algorithms` and `optimizers`, and the options
-`loss.…` and `optim.…`. So `--algorithm fastclip-v1` alone takes the right τ, γ and E of the recipe.
+An algorithm and an optimizer are chosen by name. Their values come from three places, later ones win:
+fastclip's own rows (the paper's values), the recipe's tables `algorithms` and `optimizers`, and the options
+`loss.…` and `optim.…`. So `--algorithm fastclip-v1` alone switches to the recipe's τ, γ and E for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from math import inf, isfinite
+from math import inf
 from typing import Any, Literal, get_type_hints
 
 from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.renamed import with_current_names
+from fastclip.errors import OptionError
 from fastclip.objective.algorithms import LossOptions, find_algorithm
-from fastclip.text import did_you_mean
 
 
 def whole_batches(epochs: float, num_samples: int, batch: int) -> int:
-    """The steps of a run; at least one."""
+    """The number of steps in a run; at least one."""
     return max(1, int(epochs * num_samples) // batch)
 
 
-def _check(name: str, value: object, good: bool, example: object) -> None:
+def _check(option: str, value: object, good: bool, rule: str, example: object) -> None:
     if not good:
-        raise ValueError(f"{name}={value!r} is not possible; try {name}={example}.")
+        raise OptionError(option, value, f"must be {rule}", example=example)
 
 
-def _find_optimizer(name: str) -> None:
+def _check_optimizer(name: str) -> None:
     if name not in OPTIMIZERS:
-        hint = did_you_mean(name, OPTIMIZERS)
-        raise ValueError(f"optimizer={name!r} is unknown.{hint} Choose one of: {', '.join(OPTIMIZERS)}.")
+        raise OptionError.unknown("optimizer", name, OPTIMIZERS)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Who encodes."""
+    """The image and text towers."""
 
     name: str = "ViT-B-32"
-    """An open_clip model (ViT-B-32, RN50, …), one of ours for CPUs (vit-scenes, vit-emoji, vit-icons), or the
+    """An open_clip model (ViT-B-32, RN50, …), a small one for CPUs (vit-scenes, vit-emoji, vit-icons), or the
     path of an open_clip JSON config."""
     pretrained: str | None = None
     """Weights to start from: an open_clip tag, a .safetensors or .pt file, or an exported folder."""
     freeze: Literal["none", "image", "text"] = "none"
-    """A tower that stays as it is; `image` with pretrained weights is LiT."""
+    """Tower that is not trained; `image` with pretrained weights is LiT."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     compile: bool = False
     """torch.compile the towers."""
     channels_last: bool = False
-    """Keep images and convolutions in NHWC order, faster on GPUs in low precision."""
+    """Use NHWC memory layout: faster convolutions on GPUs in low precision."""
     batch_norm: Literal["local", "sync", "frozen"] = "local"
-    """For models with BatchNorm: statistics of each worker's batch, of the global batch (GPUs), or none."""
+    """BatchNorm statistics: per rank (`local`), over the global batch (`sync`, GPUs only), or `frozen`."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where pairs come from."""
+    """The training pairs."""
 
     train: list[str] | str | None = None
-    """Tar shards (braces and globs too), a CSV, TSV or Parquet table, a folder, or a list of them."""
+    """Tar shards (with {00000..00099} or *), a CSV, TSV or Parquet table, a folder, or a list of these."""
     image_column: str | None = None
-    """A table's column with the image, if it has an unusual name."""
+    """Name of a table's image column, if it is not a common one."""
     caption_column: str | None = None
-    """A table's column with the caption, if it has an unusual name."""
+    """Name of a table's caption column, if it is not a common one."""
     shuffle: Literal["full", "blocks"] = "full"
-    """A true permutation each epoch, or shards in random order mixed within windows (sequential reads)."""
+    """`full`: a true permutation each epoch; `blocks`: shards in random order, samples mixed within a
+    window, for storage that needs sequential reads."""
     window: int = 20_000
-    """How many consecutive samples `blocks` mixes."""
+    """Number of consecutive samples that `blocks` mixes."""
     decoder: Literal["fast", "exact"] = "fast"
-    """`exact` is open_clip's transform bit for bit; `fast` draws the same crops in half the time."""
+    """`exact`: open_clip's transform, bit for bit; `fast`: the same crops in half the time."""
     augment: dict[str, Any] = field(default_factory=dict)
-    """Options of the training transform, e.g. {scale: [0.9, 1.0]}; see fastclip.data.decode.Augment."""
+    """Options of the training transform, e.g. {scale: [0.9, 1.0]}; docs/data.md lists them."""
     keep_decoded: bool = False
-    """Decode all images once and keep them in shared memory: for small collections on CPUs."""
+    """Decode all images once and cache them in shared memory: for small collections on CPUs."""
     workers: int = 2
-    """Processes a worker uses to read and decode; 0 does it in the training process."""
+    """Loader workers per rank; 0 decodes in the training process."""
     max_bad: float = 0.01
-    """Share of the collection that may be unusable before the run stops."""
+    """Fraction of the pairs that may be unusable before the run stops."""
     timeout: float = 600
-    """Seconds without a batch after which a stalled reader is an error that names its shard."""
+    """Seconds to wait for a batch; then the run stops and names the shard that stalled. 0 waits forever."""
 
     def __post_init__(self) -> None:
-        _check("data.workers", self.workers, self.workers >= 0, 2)
-        _check("data.window", self.window, self.window >= 1, 20_000)
-        _check("data.max_bad", self.max_bad, 0 <= self.max_bad < 1, 0.01)
-        _check("data.timeout", self.timeout, self.timeout >= 0 and isfinite(self.timeout), 600)
+        _check("data.workers", self.workers, self.workers >= 0, "0 or more", 2)
+        _check("data.window", self.window, self.window >= 1, "at least 1", 20_000)
+        _check("data.max_bad", self.max_bad, 0 <= self.max_bad < 1, "in [0, 1)", 0.01)
+        _check("data.timeout", self.timeout, 0 <= self.timeout < inf, "0 or more, and finite", 600)
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How many pairs a step sees."""
+    """The number of pairs per step."""
 
     size: int = 1024
-    """Pairs a step over all workers; it does not depend on how many workers there are."""
+    """Global batch size: pairs per step over all ranks, whatever their number."""
     micro: int | None = None
-    """Pairs that a worker encodes at a time. Less memory, a third more time, the very same update."""
+    """Pairs that a rank encodes at a time: less memory, about a third more time, exactly the same update."""
     reference: int | None = None
-    """The batch size for which lr and tau_lr are meant: at another size both are scaled in proportion, as in
-    the paper. Left out, nothing is scaled."""
+    """Batch size that lr and tau_lr are meant for: at another size both scale in proportion, as in the paper.
+    By default nothing is scaled."""
 
     def __post_init__(self) -> None:
-        _check("batch.size", self.size, self.size >= 2, 1024)
-        _check("batch.micro", self.micro, self.micro is None or self.micro >= 1, 64)
-        _check("batch.reference", self.reference, self.reference is None or self.reference >= 1, self.size)
+        micro, reference = self.micro, self.reference
+        _check("batch.size", self.size, self.size >= 2, "at least 2", 1024)
+        _check("batch.micro", micro, micro is None or micro >= 1, "at least 1", 64)
+        _check("batch.reference", reference, reference is None or reference >= 1, "at least 1", self.size)
 
 
 @dataclass(frozen=True)
 class OptimOptions:
-    """Values of the optimizer; what is left out comes from the recipe's row for it."""
+    """The optimizer. Defaults come from the recipe's row for it."""
 
     lr: float | None = None
-    """Peak learning rate, at the batch size `batch.reference`."""
+    """Peak learning rate at batch size `batch.reference`."""
     weight_decay: float | None = None
-    """Weight decay of matrices; norms, biases and τ have none."""
+    """Weight decay of matrices; norms, biases and τ are not decayed."""
     betas: tuple[float, float] | None = None
     """β1, β2 of AdamW, LAMB and Lion."""
     eps: float | None = None
@@ -122,78 +123,82 @@ class OptimOptions:
     momentum: float | None = None
     """Momentum of SGD."""
     warmup: int | None = None
-    """Steps in which the rate rises from 0; if left out a tenth of the run, at most 10,000."""
+    """Warm-up steps, in which the rate rises from 0. Default: a tenth of the run, at most 10,000."""
     min_lr: float | None = None
-    """The rate at the end of the cosine; 0 if left out."""
+    """Learning rate at the end of the cosine. Default: 0."""
     clip: float | None = None
-    """Largest norm of the model's gradient, larger ones are scaled down; if left out nothing is."""
+    """Clip the model's gradient to this norm. Default: no clipping."""
 
     def __post_init__(self) -> None:
-        _check("optim.lr", self.lr, self.lr is None or 0 <= self.lr < inf, 1e-3)
-        decay = self.weight_decay
-        _check("optim.weight_decay", decay, decay is None or 0 <= decay < inf, 0.1)
-        _check("optim.betas", self.betas, all(0 <= beta < 1 for beta in self.betas or ()), "[0.9, 0.98]")
-        _check("optim.eps", self.eps, self.eps is None or 0 < self.eps < inf, 1e-6)
-        _check("optim.momentum", self.momentum, self.momentum is None or 0 <= self.momentum < 1, 0.9)
-        _check("optim.warmup", self.warmup, self.warmup is None or self.warmup >= 0, 1000)
-        _check("optim.min_lr", self.min_lr, self.min_lr is None or self.min_lr >= 0, 0.0)
-        _check("optim.clip", self.clip, self.clip is None or self.clip > 0, 1.0)
+        def check(name: str, good: Callable[[float], bool], rule: str, example: object) -> None:
+            value = getattr(self, name)
+            _check(f"optim.{name}", value, value is None or good(value), rule, example)
+
+        check("lr", lambda lr: 0 <= lr < inf, "0 or more, and finite", 1e-3)
+        check("weight_decay", lambda decay: 0 <= decay < inf, "0 or more, and finite", 0.1)
+        in_range = all(0 <= beta < 1 for beta in self.betas or ())
+        _check("optim.betas", self.betas, in_range, "two numbers in [0, 1)", "[0.9, 0.98]")
+        check("eps", lambda eps: 0 < eps < inf, "above 0, and finite", 1e-6)
+        check("momentum", lambda momentum: 0 <= momentum < 1, "in [0, 1)", 0.9)
+        check("warmup", lambda steps: steps >= 0, "0 or more", 1000)
+        check("min_lr", lambda lr: lr >= 0, "0 or more", 0.0)
+        check("clip", lambda norm: norm > 0, "above 0", 1.0)
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """How good the model is, while it trains."""
+    """Evaluation during training."""
 
     pairs: list[str] | str | None = None
-    """Pairs that are not trained on, of any kind that data.train takes: retrieval among them is measured."""
+    """Held-out pairs, in any form that data.train takes, for retrieval recall."""
     tasks: str | None = None
-    """A folder of tasks, such as data/emoji/tasks: every one of them is scored; see docs/evaluation.md."""
+    """Folder of tasks to score, such as data/emoji/tasks; see docs/evaluation.md."""
     every_epochs: float = 1.0
-    """Epochs between two evaluations; the end of the run is always evaluated."""
+    """Epochs between evaluations; the end of the run is always evaluated."""
     best: str | None = None
-    """The measure by which checkpoints/best is chosen, the highest wins: mean_recall@1 of the pairs, or else
-    tasks_mean; any other, such as twemoji_words/acc1."""
+    """Metric that selects checkpoints/best (highest wins), such as twemoji_words/acc1. Default: mean_recall@1
+    of the pairs, or else tasks_mean."""
 
     def __post_init__(self) -> None:
-        _check("evaluate.every_epochs", self.every_epochs, self.every_epochs > 0, 1.0)
+        _check("evaluate.every_epochs", self.every_epochs, self.every_epochs > 0, "above 0", 1.0)
         if self.best is not None and self.pairs is None and self.tasks is None:
-            raise ValueError(
-                f"evaluate.best={self.best!r} has no effect: nothing is evaluated. Give evaluate.pairs or "
-                "evaluate.tasks, or leave it out."
+            advice = "Pass --evaluate.pairs or --evaluate.tasks, or omit it."
+            raise OptionError(
+                "evaluate.best", self.best, "has no effect: nothing is evaluated", advice=advice
             )
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the run is saved. SIGTERM, SIGINT and the end of the run save as well."""
+    """When to save. SIGTERM, Ctrl-C and the end of the run save as well."""
 
     every_minutes: float = 10.0
-    """Minutes between two checkpoints."""
+    """Minutes between checkpoints."""
     every_steps: int | None = None
-    """Steps between two checkpoints, besides those by the clock."""
+    """Steps between checkpoints, in addition to those every few minutes."""
     keep: int = 2
-    """How many of the newest are kept, besides the best."""
+    """Number of newest checkpoints to keep, besides the best."""
 
     def __post_init__(self) -> None:
-        _check("checkpoint.every_minutes", self.every_minutes, self.every_minutes > 0, 10.0)
-        steps = self.every_steps
-        _check("checkpoint.every_steps", steps, steps is None or steps >= 1, 1000)
-        _check("checkpoint.keep", self.keep, self.keep >= 1, 2)
+        minutes, steps = self.every_minutes, self.every_steps
+        _check("checkpoint.every_minutes", minutes, minutes > 0, "above 0", 10.0)
+        _check("checkpoint.every_steps", steps, steps is None or steps >= 1, "at least 1", 1000)
+        _check("checkpoint.keep", self.keep, self.keep >= 1, "at least 1", 2)
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What a run tells. metrics.jsonl in its folder is always written."""
+    """Logging. metrics.jsonl in the run's folder is always written."""
 
     every_steps: int = 50
-    """Steps between two records; the device is waited for no more often."""
+    """Steps between records; only then does the host wait for the device."""
     tensorboard: bool = False
-    """Write TensorBoard events into the run's folder."""
+    """Write TensorBoard events to the run's folder."""
     wandb: str | None = None
-    """Weights & Biases project to send the records to."""
+    """Weights & Biases project to log to."""
 
     def __post_init__(self) -> None:
-        _check("log.every_steps", self.every_steps, self.every_steps >= 1, 50)
+        _check("log.every_steps", self.every_steps, self.every_steps >= 1, "at least 1", 50)
 
 
 @dataclass(frozen=True)
@@ -201,21 +206,21 @@ class TrainConfig:
     """The run."""
 
     out: str | None = None
-    """The run's folder; runs/RECIPE-ALGORITHM if left out."""
+    """Folder of the run. Default: runs/RECIPE-ALGORITHM."""
     algorithm: str = "fastclip-v3"
     """openclip, siglip, mbcl, sogclr, isogclr, fastclip-v0, fastclip-v1, fastclip-v2 or fastclip-v3."""
     optimizer: str = "adamw"
     """adamw, lamb, lion or sgd (with momentum)."""
     epochs: float = 30
-    """How often each pair is seen; may be a fraction."""
+    """Passes over the pairs; may be a fraction."""
     seed: int = 0
-    """Fixes the weights at the start, the order of samples and all augmentation."""
+    """Determines initial weights, sample order and augmentation."""
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"] = "float32"
-    """Of the towers. float16 scales gradients by itself; the loss never has less than float32."""
+    """Precision of the towers. float16 uses gradient scaling; the loss is always float32 or better."""
     resume: Literal["auto", "never"] = "auto"
-    """Go on from the newest checkpoint of the folder, or refuse a folder that has one."""
+    """`auto`: resume from the newest checkpoint in the folder; `never`: refuse a folder that has one."""
     timeout: float = 1800
-    """Seconds without a word from the other workers, at the start and in any exchange, that stop the run."""
+    """Seconds to wait for other ranks, at start-up and in any collective."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -225,24 +230,24 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     algorithms: dict[str, LossOptions] = field(default_factory=dict)
-    """The recipe's values for each algorithm."""
+    """Values per algorithm (in recipes)."""
     optimizers: dict[str, OptimOptions] = field(default_factory=dict)
-    """The recipe's values for each optimizer."""
+    """Values per optimizer (in recipes)."""
 
     def __post_init__(self) -> None:
-        _check("epochs", self.epochs, self.epochs > 0 and isfinite(self.epochs), 30)
-        _check("seed", self.seed, 0 <= self.seed < 2**63, 0)
-        _check("timeout", self.timeout, self.timeout > 0 and isfinite(self.timeout), 1800)
+        _check("epochs", self.epochs, 0 < self.epochs < inf, "above 0, and finite", 30)
+        _check("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2⁶³)", 0)
+        _check("timeout", self.timeout, 0 < self.timeout < inf, "above 0, and finite", 1800)
         find_algorithm(self.algorithm)
-        _find_optimizer(self.optimizer)
+        _check_optimizer(self.optimizer)
         for name in self.algorithms:
             find_algorithm(name)
         for name in self.optimizers:
-            _find_optimizer(name)
+            _check_optimizer(name)
 
     @property
     def scale(self) -> float:
-        """The paper's rule: rates grow in proportion to the global batch."""
+        """Factor of the learning rates: the paper scales them in proportion to the global batch."""
         return self.batch.size / (self.batch.reference or self.batch.size)
 
 
@@ -251,12 +256,12 @@ SECTIONS = {name: kind for name, kind in get_type_hints(TrainConfig).items() if 
 
 
 def as_dict(config: TrainConfig) -> dict:
-    """A config as plain values, without what was left out: what config.yaml holds."""
+    """A config as plain values without unset ones: the content of config.yaml."""
     return _without_none(asdict(config))
 
 
 def from_dict(values: Mapping[str, Any]) -> TrainConfig:
-    """The config that `as_dict` wrote, also one of an earlier version; ValueError names what does not fit."""
+    """The config that `as_dict` wrote, in this version or an earlier one."""
     built: dict[str, Any] = {}
     for name, value in with_current_names(values).items():
         if name in SECTIONS:
@@ -270,9 +275,11 @@ def from_dict(values: Mapping[str, Any]) -> TrainConfig:
 
 def _section(kind: Any, values: Any, name: str) -> Any:
     known = {one.name for one in fields(kind)}
-    if not isinstance(values, Mapping) or not values.keys() <= known:
-        strange = sorted(values.keys() - known) if isinstance(values, Mapping) else [values]
-        raise ValueError(f"{name} holds {strange[0]!r}, which this version does not know.")
+    if not isinstance(values, Mapping):
+        raise OptionError(name, values, "must be a section")
+    for unknown in sorted(values.keys() - known):
+        option = unknown if name == "config" else f"{name}.{unknown}"
+        raise OptionError(option, values[unknown], "is not an option of this version of fastclip")
     pairs = ("betas", "tau_betas")  # JSON and YAML have lists for them
     return kind(**{key: tuple(value) if key in pairs else value for key, value in values.items()})
 

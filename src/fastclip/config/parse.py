@@ -1,4 +1,4 @@
-"""From a command line to a config: recipes by name, YAML files, single options, and helpful errors."""
+"""From a command line to a config: recipes, YAML files and options, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from jsonargparse import (
 
 from fastclip.config.options import SECTIONS, TABLES, TrainConfig
 from fastclip.config.renamed import current_name, report_new_name, with_current_names
-from fastclip.text import did_you_mean
+from fastclip.errors import OptionError, PathError, UnknownOption
+from fastclip.text import did_you_mean, nearest
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -33,7 +34,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Path:
-    """A YAML file of this path, or else the recipe of this name."""
+    """The YAML file at this path, or else the recipe of this name."""
     path = Path(name)
     if path.is_file():
         return path
@@ -41,26 +42,25 @@ def find_recipe(name: str) -> Path:
         return RECIPES / f"{name}.yaml"
     if path.is_dir():
         inside = sorted(path.glob("*.yaml"))
-        hint = f": {inside[0]}" if inside else f", or a recipe: {', '.join(recipe_names())}"
-        raise ValueError(f"--config {name} is a folder. Give a YAML file{hint}.")
-    hint = did_you_mean(name, recipe_names())
-    raise ValueError(
-        f"--config {name}: there is no such file or recipe.{hint} Recipes: {', '.join(recipe_names())}."
-    )
+        example = inside[0] if inside else recipe_names()[0]
+        raise OptionError("config", name, "is a folder; it must be a YAML file or a recipe", example=example)
+    recipes = f"Recipes: {', '.join(recipe_names())}."
+    hint = f"{did_you_mean(name, recipe_names())} {recipes}".strip()
+    raise OptionError("config", name, "must be an existing YAML file or the name of a recipe", advice=hint)
 
 
 def parse(words: list[str], prog: str = "fastclip train") -> TrainConfig:
-    """The config that a command line asks for; `--help` prints the options and ends the program."""
+    """The config of a command line; `--help` prints the options and exits."""
     parser = _parser(prog)
     words, source = _configs_first(words, _options(parser))
     try:
         parsed = parser.parse_args(words)
         for name in SECTIONS:
             if not isinstance(parsed[name], Namespace):  # `batch: 64` in a file
-                raise ValueError(_not_a_section(name, parsed[name]))
+                raise _not_a_value(name, parsed[name])
         values = vars(parser.instantiate(parsed))
     except ArgumentError as error:
-        raise ValueError(_in_words(str(error), parser)) from None
+        raise _readable(str(error), parser) from None
     del values["config"]
     config = TrainConfig(**values)
     if config.out is None:
@@ -71,22 +71,22 @@ def parse(words: list[str], prog: str = "fastclip train") -> TrainConfig:
 _DESCRIPTION = """\
 Train a CLIP model with a global contrastive loss.
 
-  fastclip train --config emoji                           a recipe by its name, or a YAML file
+  fastclip train --config emoji                           a recipe's name, or a YAML file
   fastclip train --config emoji --algorithm fastclip-v1   another algorithm, with the recipe's values for it
   fastclip train --config cc3m-medium --data.train 'shards/*.tar' --out runs/mine
   torchrun --nproc-per-node 8 -m fastclip train --config cc12m-large --data.train 'shards/*.tar'
 
 Recipes: RECIPES.
-Options win over files, and a later file over an earlier one. A file has the same names as the options.
+Options override files, and later files override earlier ones. Files use the same names as options.
 The run's folder holds config.yaml (train from it to repeat the run), metrics.jsonl, checkpoints and the
-exported model. The same command again goes on from the newest checkpoint.
+exported model. Run the same command again to resume from the newest checkpoint.
 
-Exit codes: 0 trained to the end; 75 stopped by SIGTERM or Ctrl-C, and saved: call again to go on; 1 an
-error, told in a line."""
+Exit codes: 0 training finished; 75 stopped by SIGTERM or Ctrl-C and saved, run it again to resume; 1 error,
+explained in one line."""
 
 
 class _Help(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Examples stay as they are, options have their defaults; without what is for files only."""
+    """Keeps the layout of examples, shows defaults, and hides what only files can set."""
 
     def _get_help_string(self, action: Action) -> str:
         if action.default in (None, SUPPRESS, {}) or action.default is False:
@@ -112,7 +112,7 @@ def _parser(prog: str) -> ArgumentParser:
     parser.add_class_arguments(TrainConfig)
     for action in parser._actions:
         if "--print_config" in action.option_strings:
-            action.help = "print all settings as YAML, to start a file of one's own, and exit"
+            action.help = "print all settings as YAML, as a start for your own file, and exit"
     return parser
 
 
@@ -122,9 +122,9 @@ def _options(parser: ArgumentParser) -> dict[str, None]:
 
 
 def _configs_first(words: list[str], known: Collection[str]) -> tuple[list[str], Path | None]:
-    """Every --config, then all other words with the options' current names; and the last config's file.
+    """Every --config first, then all other arguments under their current names; and the last config's path.
 
-    Files come first so that options win over them, wherever they stand.
+    Files come first so that options override them, wherever they are.
     """
     files: list[Path] = []
     configs: list[str] = []
@@ -137,80 +137,80 @@ def _configs_first(words: list[str], known: Collection[str]) -> tuple[list[str],
             continue
         name = value if equals else next(rest, "")
         if not name or name.startswith("--"):
-            raise ValueError(f"--config needs a YAML file or a recipe: {', '.join(recipe_names())}.")
+            raise OptionError("config", "", f"must be a YAML file or a recipe: {', '.join(recipe_names())}")
         files.append(find_recipe(name))
         configs.append(f"--config={_config_source(files[-1])}")
     return configs + others, files[-1] if files else None
 
 
 def _current_option(word: str, known: Collection[str]) -> str:
-    """--log.every is --log.every_steps, and --data.max-bad is --data.max_bad; other words stay as they are."""
+    """The current spelling: --log.every is --log.every_steps, and --data.max-bad is --data.max_bad."""
     if not word.startswith("--"):
         return word
-    spelt = "--" + word[2:].replace("-", "_")
-    if word not in known and spelt in known:
-        report_new_name(word, spelt)
-        return spelt
+    spelled = "--" + word[2:].replace("-", "_")
+    if word not in known and spelled in known:
+        report_new_name(word, spelled)
+        return spelled
     return "--" + current_name(word[2:])
 
 
 def _config_source(path: Path) -> str:
-    """The file itself, or its content where it says old names."""
+    """The path of a config file, or its content if it has old names of options."""
     try:
         with path.open(encoding="utf-8") as file:
             content = yaml.safe_load(file)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+        raise PathError(path, f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"--config {path} holds no settings; its lines should read like `epochs: 30`.")
+        raise PathError(path, "has no settings; its lines should read like `epochs: 30`.")
     current = with_current_names(content)
     return str(path) if current == content else yaml.safe_dump(current)
 
 
-def _in_words(message: str, parser: ArgumentParser) -> str:
-    """The parser's error for a person: a misspelt name gets a suggestion, a wrong value the right kind."""
+def _readable(message: str, parser: ArgumentParser) -> ValueError:
+    """The parser's error for users: a misspelled name gets a suggestion, a wrong value the expected type."""
     options = [option[2:] for option in _options(parser) if option[2:] not in SECTIONS]
     if found := re.search(r"unrecognized arguments: (\S+)", message):
         if found[1].startswith("--"):
-            return _no_option(found[1][2:].partition("=")[0], options)
-        return (
-            f"{found[1]!r} belongs to no option. Several paths are a list: --data.train '[a.tar, b.tar]'; "
-            "a pattern needs quotes: 'shards/*.tar'."
+            return _unknown(found[1][2:].partition("=")[0], options)
+        return ValueError(
+            f"{found[1]!r} does not belong to an option. Pass several paths as a list: "
+            "--data.train '[a.tar, b.tar]', and quote patterns: 'shards/*.tar'."
         )
     if found := re.search(r"Group '([\w.]+)' does not accept option '([^']+)'", message):
-        return _no_option(f"{found[1]}.{found[2]}", options)
+        return _unknown(f"{found[1]}.{found[2]}", options)
     keys = re.findall(r'Parser key "([^"]+)":\s', message)
     if found := re.search(r"Option '([^']+)' is not accepted", message):
         row = TABLES.get(keys[0]) if keys else None
-        return _no_option(found[1], [field.name for field in fields(row)] if row else options)
+        return _unknown(found[1], [field.name for field in fields(row)] if row else options)
     if found := re.search(r"argument --([\w.]+)[^:]*: expected one argument", message):
-        return f"--{found[1]} needs a value: {_kind(_type_of(found[1]))}."
+        return OptionError(found[1], "", f"needs a value: {_kind(_type_of(found[1]))}")
     value = re.search(r"(?:Got|Given) value: (.*)|Unable to load config '(.*)'", message)
     if not keys or not value:
-        return message
+        return ValueError(message)
     if value[2] is not None:
-        return _not_a_section(keys[0], value[2])
-    shown, kind = value[1], _type_of(*keys)
-    hint = did_you_mean(shown, _choices(kind))
-    return f"{'.'.join(keys)}={shown} is not possible: it must be {_kind(kind)}.{hint}"
+        return _not_a_value(keys[0], value[2])
+    option, kind = ".".join(keys), _type_of(*keys)
+    hint = did_you_mean(value[1], _choices(kind)).strip()
+    return OptionError(option, value[1], f"must be {_kind(kind)}", advice=hint)
 
 
-def _no_option(name: str, options: list[str]) -> str:
-    """--tau is short for nothing, but loss.tau is meant."""
+def _unknown(name: str, options: list[str]) -> UnknownOption:
+    """`--tau` is not an option, but loss.tau may be meant."""
     near = [option for option in options if option.rpartition(".")[2] == name.rpartition(".")[2]]
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    hint = hint or did_you_mean(name.replace("-", "_"), options, cutoff=0.6)
-    hint = hint or " `fastclip train --help` lists them all."
-    return f"There is no option {name}.{hint}"
+    if not near and (nearest_one := nearest(name.replace("-", "_"), options, cutoff=0.6)):
+        near = [nearest_one]
+    return UnknownOption(name, near, "`fastclip train --help` lists all options.")
 
 
-def _not_a_section(name: str, value: object) -> str:
-    main = fields(SECTIONS[name])[0].name
-    return f"{name}={value} is not possible: it is a section. Did you mean {name}.{main}={value}?"
+def _not_a_value(section: str, value: object) -> OptionError:
+    main = fields(SECTIONS[section])[0].name
+    advice = f"Did you mean {section}.{main}={value}?"
+    return OptionError(section, value, "is not possible: it is a section", advice=advice)
 
 
 def _type_of(*keys: str) -> Any:
-    """The type of a field, by its dotted name, or by a table and the name in one of its rows."""
+    """The type of a field given by its dotted name, or by a table and a name in its rows."""
     kind: Any = TrainConfig
     for name in ".".join(keys).split("."):
         kind = get_type_hints(kind)[name]
@@ -219,19 +219,19 @@ def _type_of(*keys: str) -> Any:
 
 
 def _choices(kind: Any) -> list[str]:
-    """The values of a Literal, alone or beside None."""
+    """The values of a Literal or an optional Literal."""
     literals = [kind, *get_args(kind)]
     return [value for literal in literals if get_origin(literal) is Literal for value in get_args(literal)]
 
 
 def _kind(kind: Any) -> str:
-    """A type in words."""
+    """A type, described for users."""
     if choices := _choices(kind):
         return f"one of {', '.join(choices)}"
     inner = [arg for arg in get_args(kind) if arg is not NoneType]
     if get_origin(kind) is tuple or (len(inner) == 1 and get_origin(inner[0]) is tuple):
         return "two numbers, e.g. [0.9, 0.98]"
     if get_origin(kind) is dict:
-        return "a table, {name: value} with a blank after the colon"
-    words = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
-    return words.get(inner[0] if len(inner) == 1 else kind, "a path, or a list of them")
+        return "a table, {name: value}, with a space after the colon"
+    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+    return names.get(inner[0] if len(inner) == 1 else kind, "a path or a list of paths")

@@ -1,4 +1,4 @@
-"""Options of `fastclip train` that had another name once: recipes, commands and run folders may still say it."""
+"""Renamed options of `fastclip train`: old names keep working in recipes, commands and run folders."""
 
 from __future__ import annotations
 

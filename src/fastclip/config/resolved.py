@@ -1,12 +1,12 @@
-"""A run with every value decided: what was left out is filled in, what has no effect is refused.
+"""A run with every value decided: defaults are filled in, and options without effect are refused.
 
-`resolve` is called once a run. What it returns is frozen and complete: nothing after it looks up a row.
+`resolve` is called once per run. Its result is frozen and complete: nothing after it looks up a row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.options import (
@@ -22,6 +22,7 @@ from fastclip.config.options import (
     from_dict,
     whole_batches,
 )
+from fastclip.errors import OptionError
 from fastclip.objective.algorithms import LossOptions, Settings, written_options
 from fastclip.objective.algorithms import resolve as resolve_loss
 
@@ -30,23 +31,23 @@ Options = TypeVar("Options", LossOptions, OptimOptions)
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """An optimizer's row after the user's options."""
+    """An optimizer's row with the user's options applied."""
 
     name: str
     lr: float
-    """Peak learning rate, scaled with the batch."""
+    """Peak learning rate, scaled with the batch size."""
     weight_decay: float
     options: dict[str, Any]
-    """What its class takes besides: betas, eps, momentum."""
+    """Further arguments of its class: betas, eps, momentum."""
     warmup: int | None
-    """Steps; None is a tenth of the run."""
+    """Steps; None means a tenth of the run."""
     min_lr: float
     clip: float | None
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Everything that a run needs."""
+    """All settings of a run."""
 
     out: str
     epochs: float
@@ -63,26 +64,26 @@ class Resolved:
     checkpoint: CheckpointConfig
     log: LogConfig
     written: dict
-    """What config.yaml holds: plain values, from which the same run is resolved again."""
+    """The content of config.yaml: plain values that resolve to the same run again."""
 
     @property
     def algorithm(self) -> str:
         return self.loss.algorithm.name
 
     def total_steps(self, num_samples: int) -> int:
-        """Whole batches in the run's epochs."""
+        """The number of complete batches in the run's epochs."""
         return whole_batches(self.epochs, num_samples, self.batch.size)
 
 
 def resolve(config: TrainConfig) -> Resolved:
-    """Lay options over the recipe's rows, and these over fastclip's own; refuse what would have no effect."""
+    """Apply options over the recipe's rows, and these over fastclip's own; refuse options without effect."""
     loss = _over(config.algorithms.get(config.algorithm), config.loss)
     try:
         settings = resolve_loss(
             config.algorithm, loss, batch=config.batch.size, epochs=config.epochs, rate=config.scale
         )
-    except ValueError as error:
-        raise ValueError(f"loss.{error}") from None
+    except OptionError as error:
+        raise error.within("loss") from None
     optim = _over(_own_row(config.optimizer), config.optimizers.get(config.optimizer), config.optim)
     whole = replace(
         config,
@@ -111,35 +112,47 @@ def resolve(config: TrainConfig) -> Resolved:
 
 
 def resolve_again(written: dict) -> Resolved:
-    """The run of a config.yaml or of a checkpoint, also one that an earlier version wrote."""
+    """The settings in a config.yaml or checkpoint of this version or an earlier one."""
     try:
         return resolve(from_dict(written))
-    except (AttributeError, TypeError) as error:  # something else than what was written
-        raise ValueError(f"a value is of the wrong kind ({error}).") from error
+    except (AttributeError, TypeError) as error:  # not what `as_dict` wrote
+        raise ValueError(f"a value has the wrong type ({error}).") from error
 
 
-# What may change when a run is resumed: it moves no number of the run. Data are compared by fingerprint.
+# Options that may change when a run resumes: they affect no number. Data are compared by fingerprint.
 _FREE = ("out", "resume", "timeout", "log", "checkpoint", "evaluate", "batch.micro", "algorithms",
          "optimizers", "data.train", "data.image_column", "data.caption_column", "data.keep_decoded",
          "data.workers", "data.max_bad", "data.timeout", "model.pretrained", "model.compile",
          "model.gradient_checkpointing")  # fmt: skip
 
 
-def differences(saved: Resolved, config: Resolved) -> list[str]:
-    """What keeps this config from going on with a run saved under another: "epochs: 30 there, 40 here".
+class Difference(NamedTuple):
+    """An option that keeps a run from resuming: "epochs: 30 in the run, 40 now"."""
 
-    With another algorithm or optimizer that alone is named, and not all of its values.
+    option: str
+    saved: Any
+    now: Any
+
+    def __str__(self) -> str:
+        saved, now = ("not set" if value is None else repr(value) for value in self[1:])
+        return f"{self.option}: {saved} in the run, {now} now"
+
+
+def differences(saved: Resolved, config: Resolved) -> list[Difference]:
+    """Why a run saved with one config cannot resume with another.
+
+    A different algorithm or optimizer is named alone, without all of its values.
     """
-    there, here = _that_counts(saved), _that_counts(config)
+    there, here = _relevant(saved), _relevant(config)
     differ = [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]
     for choice, values in (("algorithm", "loss."), ("optimizer", "optim.")):
         if choice in differ:
             differ = [key for key in differ if not key.startswith(values)]
-    return [f"{key}: {_shown(there, key)} there, {_shown(here, key)} here" for key in differ]
+    return [Difference(key, there.get(key), here.get(key)) for key in differ]
 
 
-def _that_counts(config: Resolved) -> dict[str, Any]:
-    """What moves the numbers of a run, by dotted names; the chosen rows as loss.… and optim.…"""
+def _relevant(config: Resolved) -> dict[str, Any]:
+    """Options that affect a run's numbers, by dotted name; the chosen rows as loss.… and optim.…"""
     flat = _flat(config.written)
     free = [key for key in flat if any(key == name or key.startswith(name + ".") for name in _FREE)]
     rows = {
@@ -161,15 +174,14 @@ def _own_row(optimizer: str) -> OptimOptions:
 
 
 def _optim_settings(name: str, optim: OptimOptions, scale: float) -> OptimSettings:
-    """Refuses what belongs to other optimizers."""
+    """Refuse options of other optimizers."""
     taken = {option for row in OPTIMIZERS.values() for option in row.options}
     for option in sorted(taken - OPTIMIZERS[name].options.keys()):
         value = getattr(optim, option)
         if value is not None:
             others = ", ".join(other for other, row in OPTIMIZERS.items() if option in row.options)
-            raise ValueError(
-                f"optim.{option}={value} has no effect with {name}, only with {others}. Leave it out."
-            )
+            rule = f"has no effect with {name}, only with {others}"
+            raise OptionError(f"optim.{option}", value, rule, advice="Omit it.")
     assert optim.lr is not None  # each row has both
     assert optim.weight_decay is not None
     return OptimSettings(
@@ -184,20 +196,16 @@ def _optim_settings(name: str, optim: OptimOptions, scale: float) -> OptimSettin
 
 
 def _over(*rows: Options | None) -> Options:
-    """Rows of options laid over each other: a later one's values count, where it has any."""
+    """Merge rows of options: values of later rows win."""
     merged: dict[str, Any] = {}
     given = [row for row in rows if row is not None]
     for row in given:
         values = {name: value for name, value in vars(row).items() if value is not None}
-        for name, other in (("rho", "rho_share"), ("rho_share", "rho")):  # two ways to say one thing
+        for name, other in (("rho", "rho_share"), ("rho_share", "rho")):  # two forms of one quantity
             if name in values:
                 merged.pop(other, None)
         merged |= values
     return type(given[-1])(**merged)
-
-
-def _shown(flat: dict[str, Any], key: str) -> str:
-    return repr(flat[key]) if key in flat else "not set"
 
 
 def _flat(nested: dict, prefix: str = "") -> dict[str, Any]:

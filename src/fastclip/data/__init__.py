@@ -1,1 +1,1 @@
-"""Where pairs come from: sources, manifest, order, decoding and the loader."""
+"""Training pairs: sources, manifest, order, decoding and the loader."""

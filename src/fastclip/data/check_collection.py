@@ -1,4 +1,4 @@
-"""A doctor's look at a collection before a long run: what is in it, what is broken, how fast it is read."""
+"""Check a collection before a long run: its contents, its damaged pairs, and how fast it is decoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastclip.data.decode import Augment, decoder
 from fastclip.data.images import open_image, upright_rgb
 from fastclip.data.manifest import Manifest
 from fastclip.data.readers import UNUSABLE
-from fastclip.files import in_order
+from fastclip.files import parallel_map
 from fastclip.objective.algorithms import ALGORITHMS
 
 _CHUNK = 512
@@ -28,24 +28,24 @@ _CHUNK = 512
 
 @dataclass
 class Report:
-    """Everything that `fastclip data check` shows; images and captions are those of the pairs looked at."""
+    """The results of `fastclip data check`; images and captions are those of the inspected pairs."""
 
     pairs: int
     looked_at: int
     left_out: dict[str, int]
-    """Pairs that indexing left out, by reason."""
+    """Pairs that indexing skipped, by reason."""
     unreadable: dict[str, int]
     """Pairs whose image or caption cannot be used, by reason."""
     worst_files: dict[str, int]
     same_image: int
-    """Pairs whose image is byte for byte that of an earlier pair."""
+    """Pairs whose image equals an earlier pair's, byte for byte."""
     same_pair: int
-    """Those whose caption is the same as well."""
+    """Pairs whose image and caption both equal an earlier pair's."""
     same_caption: int
-    """Pairs whose caption stands at an earlier pair: in one batch they would be false negatives."""
+    """Pairs whose caption equals an earlier pair's: in one batch they would be false negatives."""
     caption_words: dict[str, float]
     truncated_captions: int | None
-    """Captions that the tokenizer cuts; None if it cannot tell."""
+    """Captions that the tokenizer truncates; None if it has no `encode` to count tokens with."""
     context_length: int
     width: dict[str, float]
     height: dict[str, float]
@@ -53,75 +53,80 @@ class Report:
     images_per_second_per_core: float
     hours_per_epoch_per_core: float | None
     state_mib: dict[str, float] = field(default_factory=dict)
-    """Memory of the sample state over all workers, by algorithm."""
+    """Memory of the sample state over all ranks, by algorithm."""
 
 
 def check(
     manifest: Manifest,
     tokenizer,
     *,
-    most: int | None = None,
+    limit: int | None = None,
     jobs: int | None = None,
     augment: Augment | None = None,
     progress: Callable[[int, int], None] | None = None,
+    chunk: int = _CHUNK,
 ) -> Report:
-    """Read, decode and tokenise every pair, or `most` of them evenly spread."""
+    """Read, decode and tokenise every pair, or `limit` of them evenly spread.
+
+    Args:
+        chunk: pairs that a process inspects at a time.
+    """
     n = len(manifest)
-    samples = np.unique(np.linspace(0, n - 1, min(n, most or n)).astype(np.int64)).tolist()
-    chunks = [samples[i : i + _CHUNK] for i in range(0, len(samples), _CHUNK)]
-    found: dict[str, Counter] = defaultdict(Counter)
-    look_at = partial(_look_at, manifest, tokenizer)
-    for done, looks in enumerate(in_order(look_at, chunks, jobs or os.cpu_count() or 1), start=1):
-        for what, value in (item for look in looks for item in look.items()):
-            found[what][value] += 1
+    samples = np.unique(np.linspace(0, n - 1, min(n, limit or n)).astype(np.int64)).tolist()
+    chunks = [samples[i : i + chunk] for i in range(0, len(samples), chunk)]
+    counts: dict[str, Counter] = defaultdict(Counter)
+    inspect = partial(_inspect, manifest, tokenizer)
+    for done, inspected in enumerate(parallel_map(inspect, chunks, jobs or os.cpu_count() or 1), start=1):
+        for name, value in (item for pair in inspected for item in pair.items()):
+            counts[name][value] += 1
         if progress:
-            progress(min(done * _CHUNK, len(samples)), len(samples))
-    files = found["file"]
+            progress(min(done * chunk, len(samples)), len(samples))
+    files = counts["file"]
     for problem in manifest.problems():
         files[problem.file] += problem.pairs
-    same = {what: found[what].total() - len(found[what]) for what in ("image", "pair", "caption")}
+    repeated = {name: counts[name].total() - len(counts[name]) for name in ("image", "pair", "caption")}
     speed = decode_speed(manifest, augment or Augment())
     return Report(
         pairs=n,
         looked_at=len(samples),
         left_out=manifest.problem_counts,
-        unreadable=dict(found["unusable"].most_common()),
+        unreadable=dict(counts["unusable"].most_common()),
         worst_files=dict(files.most_common(5)),
-        same_image=same["image"],
-        same_pair=same["pair"],
-        same_caption=same["caption"],
-        caption_words=_quantiles(found["words"]),
-        truncated_captions=found["truncated"][True] if hasattr(tokenizer, "encode") else None,
+        same_image=repeated["image"],
+        same_pair=repeated["pair"],
+        same_caption=repeated["caption"],
+        caption_words=_quantiles(counts["words"]),
+        truncated_captions=counts["truncated"][True] if hasattr(tokenizer, "encode") else None,
         context_length=tokenizer.context_length,
-        width=_quantiles(found["width"]),
-        height=_quantiles(found["height"]),
-        formats=dict(found["format"].most_common()),
+        width=_quantiles(counts["width"]),
+        height=_quantiles(counts["height"]),
+        formats=dict(counts["format"].most_common()),
         images_per_second_per_core=round(speed, 1),
         hours_per_epoch_per_core=round(n / speed / 3600, 4) if speed else None,
         state_mib=state_memory(n),
     )
 
 
-def _look_at(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict[str, Any]]:
-    """What is to be counted of each pair."""
-    looks: list[dict[str, Any]] = []
+def _inspect(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict[str, Any]]:
+    """Return the values to count for each pair."""
+    inspected: list[dict[str, Any]] = []
     encode: Callable[[str], list[int]] = getattr(tokenizer, "encode", lambda caption: [])
     for sample in samples:
         try:
             image, caption = manifest.read(sample)
             width, height = upright_rgb(image).size
-            look: dict[str, Any] = {
+            values: dict[str, Any] = {
                 "width": width,
                 "height": height,
                 "format": open_image(image).format or "?",
             }
-            look["words"] = len(caption.split())
-            look["truncated"] = len(encode(caption)) + 2 > tokenizer.context_length  # with both ends
-            look["image"], look["caption"] = _hash(image), _hash(caption.encode())
-            looks.append(look | {"pair": look["image"] + look["caption"]})
+            values["words"] = len(caption.split())
+            values["truncated"] = len(encode(caption)) + 2 > tokenizer.context_length  # with both end tokens
+            values["image"], values["caption"] = _hash(image), _hash(caption.encode())
+            inspected.append(values | {"pair": values["image"] + values["caption"]})
         except UNUSABLE as error:
-            looks.append({"unusable": str(error), "file": manifest.files[manifest.place(sample).file]})
-    return looks
+            inspected.append({"unusable": str(error), "file": manifest.files[manifest.place(sample).file]})
+    return inspected
 
 
 def _hash(data: bytes) -> bytes:
@@ -134,7 +139,7 @@ def _quantiles(counts: Counter[int]) -> dict[str, float]:
 
 
 def decode_speed(manifest: Manifest, augment: Augment, seconds: float = 2.0) -> float:
-    """Images a second of one core, read from the disk, decoded and augmented by the exact decoder."""
+    """Images/s that one core reads from disk, decodes and augments with the exact decoder."""
     exact, done = decoder("exact", augment), 0
     some = np.linspace(0, len(manifest) - 1, min(len(manifest), 2000)).astype(int).tolist()
     start = time.perf_counter()
@@ -150,7 +155,7 @@ def decode_speed(manifest: Manifest, augment: Augment, seconds: float = 2.0) -> 
 
 
 def state_memory(n: int) -> dict[str, float]:
-    """MiB that the loss remembers of n samples, over all workers together."""
+    """MiB that the loss stores for n samples, over all ranks together."""
     columns = {"constant": 2, "learnable": 2, "individual": 9}
     return {
         name: round((4 * columns[row.temperature] if row.fcco else 0) * n / 2**20, 2)
@@ -159,7 +164,7 @@ def state_memory(n: int) -> dict[str, float]:
 
 
 def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int = 6, rows: int = 4) -> None:
-    """A PNG of random pairs: what a person would look at first."""
+    """Write a PNG of random pairs, with the reason in place of an unusable one."""
     n = len(manifest)
     chosen = np.random.default_rng(seed).choice(n, min(n, columns * rows), replace=False)
     cells: list[tuple[Image.Image | None, str]] = []

@@ -1,4 +1,4 @@
-"""A contact sheet: pictures with up to three lines under each, as one PNG."""
+"""Contact sheets: images with up to three lines of text under each, in one PNG."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-CELL, TEXT = 160, 46  # pixels of a picture's square, and of the words below it
+CELL, TEXT = 160, 46  # pixels: side of an image's square, height of the text below it
 _MARGIN, _LINE = 6, 12
 
 
 def draw_contact_sheet(cells: Sequence[tuple[Image.Image | None, str]], path: Path, columns: int = 6) -> None:
-    """Pictures (None stays white) from left to right, top to bottom; no more columns than it takes."""
+    """Draw images (None: white) from left to right and top to bottom, in at most `columns` columns."""
     columns = max(1, min(columns, len(cells)))
     rows = max(1, -(-len(cells) // columns))
     sheet = Image.new("RGB", (columns * CELL, rows * (CELL + TEXT)), "white")
     draw = ImageDraw.Draw(sheet)
-    for slot, (image, words) in enumerate(cells):
+    for slot, (image, text) in enumerate(cells):
         x, y = slot % columns * CELL, slot // columns * (CELL + TEXT)
         if image is not None:
             scale = (CELL - 2 * _MARGIN) / max(image.size)
@@ -28,13 +28,13 @@ def draw_contact_sheet(cells: Sequence[tuple[Image.Image | None, str]], path: Pa
             left, top = x + (CELL - shown.width) // 2, y + (CELL - shown.height) // 2
             draw.rectangle((left - 1, top - 1, left + shown.width, top + shown.height), outline="lightgrey")
             sheet.paste(shown, (left, top))
-        for number, line in enumerate(_lines(words)[:3]):
+        for number, line in enumerate(_lines(text)[:3]):
             draw.text((x + _MARGIN, y + CELL + _LINE * number), line, fill="black")
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
 
 
-def _lines(words: str, width: int = 26) -> list[str]:
-    """As wide as a cell, in letters that the built-in font has."""
-    plain = words.encode("latin-1", errors="replace").decode("latin-1")
+def _lines(text: str, width: int = 26) -> list[str]:
+    """Wrap to the width of a cell, in characters that the built-in font has."""
+    plain = text.encode("latin-1", errors="replace").decode("latin-1")
     return [line for part in plain.splitlines() for line in textwrap.wrap(part, width)]

@@ -1,4 +1,4 @@
-"""The verbs `fastclip data index` and `fastclip data check`: thin, they print what the data layer finds."""
+"""The commands `fastclip data index` and `fastclip data check`: they print what the data layer finds."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ def index(
     caption_column: str | None = None,
     json: bool = False,
 ) -> None:
-    """Index a collection in one pass over its headers. Training does it by itself if it was not done before.
+    """Index a collection in one pass over its headers. Training does this automatically if needed.
 
     Args:
         path: tar shards (braces and globs too), a CSV, TSV or Parquet table, a folder, or a [list, of, them].
-        image_column: a table's column with the image, if it has an unusual name.
-        caption_column: a table's column with the caption, if it has an unusual name.
+        image_column: name of a table's image column, if it is not a common one.
+        caption_column: name of a table's caption column, if it is not a common one.
         json: print JSON instead of text.
     """
     manifest = _open(path, image_column, caption_column)
-    pairs, files, left_out = len(manifest), len(manifest.files), manifest.problem_counts
+    pairs, files, skipped = len(manifest), len(manifest.files), manifest.problem_counts
     fingerprint = manifest.fingerprint
     if json:
-        found = {"pairs": pairs, "files": files, "left_out": left_out, "fingerprint": fingerprint}
-        print(dumps(found, indent=2))
+        summary = {"pairs": pairs, "files": files, "left_out": skipped, "fingerprint": fingerprint}
+        print(dumps(summary, indent=2))
         return
     print(f"{pairs:,} pairs in {files:,} files, fingerprint {fingerprint}")
-    for reason, count in left_out.items():
-        print(f"left out: {count:,} × {reason}")
+    for reason, count in skipped.items():
+        print(f"skipped: {count:,} × {reason}")
 
 
 def check(
     path: list[str] | str,
     tokenizer: str = "ViT-B-32",
     sheet: Path = Path("pairs.png"),
-    most: int | None = None,
+    limit: int | None = None,
     jobs: int | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
     json: bool = False,
 ) -> None:
-    """A doctor's page of a collection: reads and decodes the pairs, and writes a contact sheet of some.
+    """Check a collection: read and decode its pairs, count problems, and draw a contact sheet.
 
     Args:
         path: as for `fastclip data index`.
-        tokenizer: open_clip model whose tokenizer cuts the captions.
-        sheet: where the contact sheet goes.
-        most: look at this many pairs, evenly spread, instead of all.
-        jobs: processes; all cores if left out.
-        image_column: a table's column with the image, if it has an unusual name.
-        caption_column: a table's column with the caption, if it has an unusual name.
+        tokenizer: open_clip model whose tokenizer encodes the captions.
+        sheet: PNG file for the contact sheet.
+        limit: check only this many pairs, evenly spread. Default: all.
+        jobs: processes. Default: one per core.
+        image_column: name of a table's image column, if it is not a common one.
+        caption_column: name of a table's caption column, if it is not a common one.
         json: print JSON instead of a table.
     """
     import open_clip
 
-    from fastclip.data.check_collection import check as look
-    from fastclip.data.check_collection import contact_sheet
+    from fastclip.data import check_collection
 
     manifest = _open(path, image_column, caption_column)
-    with progress("looking at pairs", "pairs") as update:
-        report = look(manifest, open_clip.get_tokenizer(tokenizer), most=most, jobs=jobs, progress=update)
-    contact_sheet(manifest, sheet)
+    with progress("checking", "pairs") as update:
+        encode = open_clip.get_tokenizer(tokenizer)
+        report = check_collection.check(manifest, encode, limit=limit, jobs=jobs, progress=update)
+    check_collection.contact_sheet(manifest, sheet)
     if json:
         print(dumps(asdict(report) | {"sheet": str(sheet)}, indent=2))
     else:
@@ -90,26 +90,26 @@ def _print_report(report, sheet: Path) -> None:
         return ", ".join(f"{name} {value:g}" for name, value in quantiles.items()) + f" {unit}"
 
     def counts(numbers: dict[str, int]) -> str:
-        return "; ".join(f"{count:,} × {what}" for what, count in numbers.items()) or "none"
+        return "; ".join(f"{count:,} × {name}" for name, count in numbers.items()) or "none"
 
-    cut = "unknown" if report.truncated_captions is None else f"{report.truncated_captions:,}"
+    truncated = "unknown" if report.truncated_captions is None else f"{report.truncated_captions:,}"
     state = ", ".join(f"{name} {mib:g} MiB" for name, mib in report.state_mib.items() if mib)
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
-        "pairs": f"{report.pairs:,}, of which {report.looked_at:,} were looked at",
-        "left out by the index": counts(report.left_out),
+        "pairs": f"{report.pairs:,}, {report.looked_at:,} of them checked",
+        "skipped by the index": counts(report.left_out),
         "unreadable": counts(report.unreadable),
         "worst files": counts(report.worst_files),
         "same image as an earlier pair": f"{report.same_image:,} ({report.same_pair:,} with its caption)",
         "same caption as an earlier pair": f"{report.same_caption:,}",
         "caption length": spread(report.caption_words, "words"),
-        "captions cut by the tokenizer": f"{cut} (> {report.context_length} tokens)",
+        "captions truncated": f"{truncated} (> {report.context_length} tokens)",
         "image width": spread(report.width, "px"),
         "image height": spread(report.height, "px"),
         "formats": counts(report.formats),
-        "decoding": f"{report.images_per_second_per_core:,.0f} images a second and core, "
-        f"{report.hours_per_epoch_per_core or 0:.2g} core-hours an epoch",
-        "sample state, all workers": state,
+        "decoding": f"{report.images_per_second_per_core:,.0f} images/s per core, "
+        f"{report.hours_per_epoch_per_core or 0:.2g} core-hours per epoch",
+        "sample state, all ranks": state,
         "contact sheet": str(sheet),
     }
     for name, value in rows.items():

@@ -1,7 +1,7 @@
-"""A collection's decoded images, kept as uint8 in memory that all processes share.
+"""A collection's decoded images, cached as uint8 in memory that all processes share.
 
-They live in a memory-mapped file of the cache: one copy for all workers and ranks, there again for the next
-run. For small collections on CPUs, where decoding would take longer than training.
+The cache is a memory-mapped file: one copy for all ranks and their loader workers, reused by the next run.
+For small collections on CPUs, where decoding would take longer than training.
 """
 
 from __future__ import annotations
@@ -22,12 +22,29 @@ import PIL
 from fastclip.data.images import UnusableSample, upright_rgb
 from fastclip.data.manifest import IN_FILE, Manifest, Place
 from fastclip.data.readers import UNUSABLE
-from fastclip.files import atomic_folder, build_lock, cache_folder, in_order
+from fastclip.files import atomic_folder, build_lock, cache_folder, parallel_map
 
 PLACE = np.dtype([("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: could not be decoded
-VERSION = 1  # of how images become pixels
+VERSION = 1  # increased when the same file gives other pixels
 _CHUNK = 256
-Decoded = tuple[int, tuple[int, int], bytes, str]  # id, height and width, pixels, what is wrong
+Decoded = tuple[int, tuple[int, int], bytes, str]  # id, height and width, pixels, problem
+
+
+class CacheTooLarge(MemoryError):
+    """The decoded images would not fit: `needed` and `free` are bytes."""
+
+    def __init__(self, message: str, needed: float = 0, free: float = 0):
+        super().__init__(message)
+        self.needed, self.free = needed, free
+
+
+def free_memory() -> float:
+    """Bytes of memory available without swapping; infinite if unknown."""
+    try:
+        available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        available = None
+    return int(available[1]) * 1024 if available else float("inf")
 
 
 class DecodedCache:
@@ -47,18 +64,26 @@ class DecodedCache:
         *,
         jobs: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        chunk: int = _CHUNK,
+        memory: Callable[[], float] = free_memory,
     ) -> DecodedCache:
-        """Decode the collection, unless that was done before; refuses one that would not fit into memory."""
+        """Decode the collection if it is not in the cache; CacheTooLarge if it would not fit into memory.
+
+        Args:
+            progress: called as progress(done, total) while images are decoded.
+            chunk: images that a process decodes at a time.
+            memory: returns the bytes that may be used.
+        """
         folder = cache_folder("decoded") / _key(manifest, max_pixels)
         with build_lock(folder):
             if not folder.exists():
-                _check_fits(manifest, max_pixels, folder.parent)
+                _check_fits(manifest, max_pixels, min(memory(), shutil.disk_usage(folder.parent).free))
                 with atomic_folder(folder) as part:
-                    _build(part, manifest, max_pixels, jobs or os.cpu_count() or 1, progress)
+                    _build(part, manifest, max_pixels, jobs or os.cpu_count() or 1, progress, chunk)
             return cls(folder, len(manifest))
 
     def __reduce__(self):
-        """A process that gets it maps the file anew: no pixels are sent."""
+        """Pickle the path alone: the receiving process maps the file itself."""
         return DecodedCache, (self.folder, len(self.places))
 
     def image(self, sample: int) -> np.ndarray:
@@ -70,9 +95,9 @@ class DecodedCache:
 
 
 def _key(manifest: Manifest, max_pixels: int) -> str:
-    """What the pixels depend on: the files and their times, images in files of their own too, and Pillow."""
-    about = [VERSION, manifest.fingerprint, manifest.stamps, max_pixels, PIL.__version__]
-    digest = blake2b(json.dumps(about).encode(), digest_size=16)
+    """A digest of everything the pixels depend on: all files with their times, max_pixels and Pillow."""
+    inputs = [VERSION, manifest.fingerprint, manifest.stamps, max_pixels, PIL.__version__]
+    digest = blake2b(json.dumps(inputs).encode(), digest_size=16)
     for row in manifest.rows[manifest.rows["kind"] == IN_FILE]:
         path = manifest.path_of(Place(*row.item()))
         if os.path.exists(path):
@@ -80,43 +105,39 @@ def _key(manifest: Manifest, max_pixels: int) -> str:
     return digest.hexdigest()
 
 
-def _check_fits(manifest: Manifest, max_pixels: int, folder: Path) -> None:
+def _check_fits(manifest: Manifest, max_pixels: int, free: float) -> None:
     some = np.linspace(0, len(manifest) - 1, min(64, len(manifest))).astype(int).tolist()
     sizes = [len(pixels) for _, _, pixels, _ in _decode_chunk(manifest, max_pixels, some)]
     needed = sum(sizes) / len(sizes) * len(manifest)
-    free = min(_free_memory(), shutil.disk_usage(folder).free)
     if needed > 0.7 * free:
-        raise MemoryError(
-            f"The {len(manifest):,} decoded images need about {needed / 2**30:.1f} GiB, "
-            f"and {free / 2**30:.1f} GiB are free. Train without keeping them decoded."
+        message = (
+            f"The {len(manifest):,} decoded images need about {needed / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB are free. Decode them in every epoch: --data.keep_decoded false."
         )
-
-
-def _free_memory() -> float:
-    """Bytes that could be used without swapping; unknown counts as plenty."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else float("inf")
+        raise CacheTooLarge(message, needed, free)
 
 
 def _build(
-    part: Path, manifest: Manifest, max_pixels: int, jobs: int, progress: Callable[[int, int], None] | None
+    part: Path,
+    manifest: Manifest,
+    max_pixels: int,
+    jobs: int,
+    progress: Callable[[int, int], None] | None,
+    chunk: int,
 ) -> None:
     n, offset, reasons = len(manifest), 0, {}
     places = np.zeros(n, dtype=PLACE)
-    chunks = (range(i, min(i + _CHUNK, n)) for i in range(0, n, _CHUNK))
-    decoded = in_order(partial(_decode_chunk, manifest, max_pixels), chunks, jobs)
+    chunks = (range(i, min(i + chunk, n)) for i in range(0, n, chunk))
+    decoded = parallel_map(partial(_decode_chunk, manifest, max_pixels), chunks, jobs)
     with (part / "pixels.bin").open("wb") as file:
         for sample, shape, pixels, reason in chain.from_iterable(decoded):
             places[sample] = (offset, *shape)
             offset += file.write(pixels)
             if reason:
                 reasons[sample] = reason
-            if progress and (sample + 1) % _CHUNK == 0:
+            if progress and (sample + 1) % chunk == 0:
                 progress(sample + 1, n)
-        file.write(b"\0")  # an empty file could not be mapped
+        file.write(b"\0")  # an empty file cannot be mapped
     places.tofile(part / "places.bin")
     (part / "bad.json").write_text(json.dumps(reasons))
 

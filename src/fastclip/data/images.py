@@ -1,4 +1,4 @@
-"""An image file's bytes to an upright RGB picture, whatever kind the file is, or the reason why not."""
+"""Decode any image file to upright RGB, or raise the reason why it cannot be used."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-# Tried in this order. Others stay shut: some run outside programs (EPS), some have nothing to do with photos.
+# Tried in this order. Others are disabled: some run external programs (EPS), some are not for photos.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 MAX_PIXELS = 64_000_000
 
 
 class UnusableSample(Exception):
-    """A file that gives no picture, or a pair without a caption; the message is the reason, for a person."""
+    """An image that cannot be decoded, or a pair without a caption; the message is the reason."""
 
 
 def upright_rgb(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """What every decoder sees: the first frame, turned as EXIF says, on white where transparent, as RGB.
+    """Decode the first frame as RGB, upright by EXIF, transparency on white. Every decoder starts here.
 
-    UnusableSample if the file is no image, is not whole, or has more than max_pixels.
+    UnusableSample if the file is not an image, is incomplete, or has more than max_pixels.
     """
     with reading(data):
         return turn_upright(open_image(data, max_pixels))
 
 
 def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
-    """Read only the header: format, size and mode are known, no pixel is decoded. UnusableSample as above."""
+    """Read the header (format, size, mode) without decoding any pixels. UnusableSample as above."""
     with reading(data):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
@@ -41,19 +41,19 @@ def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile
 
 
 def thumbnail(data: bytes, side: int) -> bytes:
-    """The picture as WebP, no side longer than `side`. UnusableSample as above."""
+    """Encode the image as WebP, no side longer than `side`. UnusableSample as above."""
     with reading(data):
         image = open_image(data)
         image.draft("RGB", (2 * side, 2 * side))  # a large JPEG is decoded at a fraction of its size
-        picture = turn_upright(image)
-        picture.thumbnail((side, side))
+        upright = turn_upright(image)
+        upright.thumbnail((side, side))
         out = io.BytesIO()
-        picture.save(out, "WEBP", quality=85, method=2)
+        upright.save(out, "WEBP", quality=85, method=2)
         return out.getvalue()
 
 
 def turn_upright(image: Image.Image, orientation: int | None = None) -> Image.Image:
-    """Decode an opened image and turn it, by its own EXIF orientation or by the one given."""
+    """Decode an opened image and turn it by `orientation`, or by its own EXIF orientation."""
     image.load()
     orientation = exif_orientation(image) if orientation is None else orientation
     rgb = _rgb(image)
@@ -68,22 +68,22 @@ _TURNS = {
 
 
 def exif_orientation(image: Image.Image) -> int:
-    """1 to 8, from EXIF; if that is damaged, the picture is not lost."""
+    """The EXIF orientation, 1 to 8; 1 if it is missing or damaged."""
     try:
-        found = image.getexif().get(0x0112)
+        orientation = image.getexif().get(0x0112)
     except Exception:
         return 1
-    return found if found in _TURNS else 1
+    return orientation if orientation in _TURNS else 1
 
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image  # convert would copy it
-    if image.mode.startswith("I;16"):  # convert would cut off at 255
+    if image.mode.startswith("I;16"):  # convert would clip at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise UnusableSample(
-            f"32-bit {image.format} without a known range; save it with 8 or 16 bits a channel"
+            f"32-bit {image.format} without a known range; save it with 8 or 16 bits per channel"
         )
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
@@ -93,9 +93,9 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def reading(data: bytes) -> Iterator[None]:
-    """Pillow without warnings, without grey for what a file lacks, with our pixel limit and not its own.
+    """Run Pillow without warnings, without grey for missing data, and without its own pixel limit.
 
-    Any failure on damaged bytes becomes UnusableSample: Pillow's readers raise nearly every exception.
+    Any failure becomes UnusableSample: on damaged bytes Pillow's readers raise almost any exception.
     """
     before = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
     ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = False, None

@@ -1,7 +1,7 @@
-"""Batches of pairs on torch's DataLoader: read, decoded, augmented and tokenised in workers.
+"""Batches of pairs on torch's DataLoader: read, decoded, augmented and tokenised in loader workers.
 
 A step's batch is a pure function of the collection, the seed and the step: each sample's randomness comes
-from (seed, epoch, id), so neither the number of workers nor the world size changes a bit of it.
+from (seed, epoch, id), so neither the number of loader workers nor the world size changes a bit of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,13 +22,14 @@ from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.manifest import Manifest, Place
 from fastclip.data.order import Order, seed_of
 from fastclip.data.readers import UNUSABLE
+from fastclip.errors import InputError, OptionError
 
 log = logging.getLogger(__name__)
-_NEIGHBOURS = 32  # how many samples in a row may be unusable before we stop looking for a replacement
+_NEIGHBOURS = 32  # consecutive unusable samples before the search for a replacement stops
 
 
 class BadSample(NamedTuple):
-    """A pair that could not be used, and why."""
+    """A pair that could not be used, and the reason."""
 
     id: int
     file: str
@@ -36,30 +37,38 @@ class BadSample(NamedTuple):
 
 
 class TooManyBadSamples(RuntimeError):
-    """More than `max_bad` of the collection cannot be used."""
+    """More than `max_bad` of the collection cannot be used.
+
+    `reasons` and `files` count the unusable pairs. A loader worker's error is rebuilt from its message alone:
+    they are empty then.
+    """
+
+    def __init__(self, message: str, reasons: Mapping[str, int] = {}, files: Mapping[str, int] = {}):
+        super().__init__(message)
+        self.reasons, self.files = dict(reasons), dict(files)
 
 
 class StalledLoaderWorker(RuntimeError):
-    """A reading process has brought nothing for too long."""
+    """A loader worker has sent nothing for too long."""
 
 
 class DeadLoaderWorker(RuntimeError):
-    """A reading process has ended, killed perhaps."""
+    """A loader worker has exited; it may have been killed."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's part of a step."""
+    """One rank's part of a step."""
 
     step: int
     epoch: int
-    images: Tensor  # as the decoder makes them; `PairLoader.finish` brings them to the device
+    images: Tensor  # as the decoder returns them; `PairLoader.finish` brings them to the device
     tokens: Tensor
-    index: Tensor  # the ids of the pairs that are really here: a replaced pair has its replacement's
+    index: Tensor  # the ids of the pairs actually used: of a replaced pair, its replacement's
     bad: list[BadSample]
 
     def pin_memory(self) -> Batch:
-        """What DataLoader calls before a copy to a GPU."""
+        """Called by DataLoader before a copy to a GPU."""
         pinned = {name: getattr(self, name).pin_memory() for name in ("images", "tokens", "index")}
         return replace(self, **pinned)
 
@@ -72,10 +81,10 @@ class PairLoader:
 
     Args:
         tokenizer: captions → token ids, as open_clip's tokenizers.
-        workers: processes that decode; 0 decodes in this one. Results do not depend on it.
-        kept: the collection's decoded images, if they are kept (`DecodedCache.open`).
-        max_bad: share of the collection that may be unusable before the loader stops.
-        timeout: seconds after which a stalled worker is an error; 0 waits for ever.
+        workers: loader workers; 0 decodes in this process. Batches do not depend on it.
+        decoded: the cache of decoded images, if there is one (`DecodedCache.open`).
+        max_bad: fraction of the collection that may be unusable before the loader stops.
+        timeout: seconds to wait for a batch before raising StalledLoaderWorker; 0 waits forever.
     """
 
     def __init__(
@@ -90,27 +99,27 @@ class PairLoader:
         rank: int = 0,
         world_size: int = 1,
         workers: int = 2,
-        kept: DecodedCache | None = None,
+        decoded: DecodedCache | None = None,
         max_bad: float = 0.01,
         timeout: float = 0,
     ):
         if order.n != len(manifest):
-            raise ValueError(f"The order is for {order.n:,} samples, the manifest has {len(manifest):,}.")
+            raise InputError("order", f"is for {order.n:,} samples, but the manifest has {len(manifest):,}.")
         if not 0 <= max_bad < 1:
-            raise ValueError(f"max_bad={max_bad} must lie in [0, 1); try 0.01.")
+            raise OptionError("data.max_bad", max_bad, "must be in [0, 1)", example=0.01)
         self.decoder, self.bad = decoder, BadSampleLog(manifest, max_bad)
         self._start_step, self._timeout = start_step, timeout
-        self._pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, kept, workers)
+        self._pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, decoded, workers)
         self._loader = DataLoader(
             self._pairs,
             sampler=range(start_step, stop_step),
-            batch_size=None,  # the data set makes whole batches
+            batch_size=None,  # the dataset returns whole batches
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             pin_memory=torch.cuda.is_available(),
             timeout=timeout if workers else 0,
             prefetch_factor=4 if workers else None,
-            generator=torch.Generator(),  # or it would draw from the process's own
+            generator=torch.Generator(),  # otherwise it draws from the process's own
             worker_init_fn=leave_group,
         )
 
@@ -120,40 +129,40 @@ class PairLoader:
             try:
                 batch = next(batches)
             except (RuntimeError, ConnectionError, EOFError) as error:
-                if problem := self._problem_of_a_reader(error, step):
+                if problem := self._worker_problem(error, step):
                     raise problem from None
                 raise
             self.bad.add(batch.bad)
             yield batch
 
-    def _problem_of_a_reader(self, error: Exception, step: int) -> RuntimeError | None:
-        """What torch says of a reading process that stalls or is gone, in our words; None of other errors."""
+    def _worker_problem(self, error: Exception, step: int) -> RuntimeError | None:
+        """Translate torch's error of a stalled or dead loader worker; None for other errors."""
         text = str(error)
         if not self._loader.num_workers or "in DataLoader worker process" in text:
-            return None  # an error of the data: read here, or sent by the process
+            return None  # an error of the data, raised here or sent by a loader worker
         if "DataLoader timed out" in text:
             where = self._pairs.progress(step - self._start_step)
             return StalledLoaderWorker(
                 f"No batch for {self._timeout:g} s: step {step} {where}. "
-                "Look whether that storage answers, or wait longer with a larger data.timeout."
+                "Check that its storage responds, or wait longer with a larger --data.timeout."
             )
         if "DataLoader worker (pid" in text or not isinstance(error, RuntimeError):
             return DeadLoaderWorker(
-                f"A process that reads data has died ({text.strip() or type(error).__name__}). "
-                "If the machine ran out of memory, try a smaller data.workers."
+                f"A loader worker died ({text.strip() or type(error).__name__}). "
+                "If the machine ran out of memory, use fewer: --data.workers."
             )
         return None
 
     def finish(self, images: Tensor, device: torch.device) -> Tensor:
-        """A batch's images on the device, as float32 with mean and deviation taken out."""
+        """Bring a batch's images to the device, as normalised float32."""
         return self.decoder.finish(images, device)
 
 
 class BadSampleLog:
-    """Counts the samples that could not be used, names each once, and stops when they are too many.
+    """Count samples that could not be used, log each once, and raise when there are too many.
 
-    The limit is that of the whole collection: pairs that indexing left out count. With several workers each
-    counts what it met itself until they tell each other what is new.
+    The limit applies to the whole collection, including pairs that indexing skipped. Each rank counts its own
+    samples until the ranks exchange new ones (`take_new`).
     """
 
     def __init__(self, manifest: Manifest, max_bad: float):
@@ -164,43 +173,49 @@ class BadSampleLog:
         self._check()
 
     def add(self, samples: Iterable[BadSample]) -> None:
-        """Count these, if they are new, and name them."""
+        """Count and log those that are new."""
         for sample in samples:
             if sample.id not in self.samples:
                 self.samples[sample.id] = sample
                 self._new.append(sample)
-                log.warning("sample %d of %s is left out: %s", *sample)
+                log.warning("sample %d of %s is skipped: %s", *sample)
         self._check()
 
     def take_new(self) -> list[BadSample]:
-        """Those found since the last call, for the other workers."""
+        """Return the samples found since the last call, for the other ranks."""
         new, self._new = self._new, []
         return new
 
     def restore(self, samples: Iterable[Sequence]) -> None:
-        """What an earlier process of the run had counted, and named."""
+        """Add samples that the run counted and logged before it was resumed."""
         self.samples |= {sample[0]: BadSample(*sample) for sample in samples}
 
     def summary(self) -> str:
-        """One line for the end of a run: how many, why, and where most of them are."""
-        reasons, files = Counter(sample.reason for sample in self.samples.values()), Counter[str]()
-        for sample in self.samples:
-            files[self.manifest.files[self.manifest.place(sample).file]] += 1
-        for problem in self.manifest.problems():
-            reasons[problem.reason] += problem.pairs
-            files[problem.file] += problem.pairs
+        """One line for the end of a run: the number of unusable pairs, main reasons and worst files."""
+        reasons, files = self._counts()
         if not reasons:
             return "Every pair could be used."
         why = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
         worst = ", ".join(f"{file} ({count:,})" for file, count in files.most_common(3))
         return f"{sum(reasons.values()):,} pairs could not be used: {why}. The worst files: {worst}."
 
+    def _counts(self) -> tuple[Counter[str], Counter[str]]:
+        """Unusable pairs by reason and by file, with those that indexing skipped."""
+        reasons, files = Counter(sample.reason for sample in self.samples.values()), Counter[str]()
+        for sample in self.samples:
+            files[self.manifest.files[self.manifest.place(sample).file]] += 1
+        for problem in self.manifest.problems():
+            reasons[problem.reason] += problem.pairs
+            files[problem.file] += problem.pairs
+        return reasons, files
+
     def _check(self) -> None:
         if len(self.samples) + self.left_out > self.max_bad * (len(self.manifest) + self.left_out):
-            raise TooManyBadSamples(
-                f"More than {self.max_bad:.1%} of the collection is broken. {self.summary()} "
-                "Look at it with `fastclip data check`, or allow more with a larger max_bad."
+            message = (
+                f"More than {self.max_bad:.1%} of the collection cannot be used. {self.summary()} "
+                "Inspect it with `fastclip data check`, or allow more with a larger --data.max_bad."
             )
+            raise TooManyBadSamples(message, *self._counts())
 
 
 class _StepDataset(Dataset):
@@ -214,12 +229,12 @@ class _StepDataset(Dataset):
         tokenizer: Tokenizer,
         rank: int,
         world_size: int,
-        kept: DecodedCache | None,
+        decoded: DecodedCache | None,
         workers: int,
     ):
         self.manifest, self.order, self.decoder, self.tokenizer = manifest, order, decoder, tokenizer
-        self.rank, self.world_size, self.kept = rank, world_size, kept
-        self._reading = torch.full((max(1, workers),), -1).share_memory_()  # each process's sample
+        self.rank, self.world_size, self.decoded = rank, world_size, decoded
+        self._reading = torch.full((max(1, workers),), -1).share_memory_()  # the sample of each loader worker
 
     def __getitem__(self, step: int) -> Batch:
         samples = self.order.local_batch(step, self.rank, self.world_size)
@@ -232,45 +247,47 @@ class _StepDataset(Dataset):
             captions.append(caption)
             ids.append(used)
         tokens = self.tokenizer(captions)
-        stacked = default_collate(images)  # in a worker, straight into the memory that it shares
+        stacked = default_collate(images)  # in a loader worker, directly into shared memory
         return Batch(step, self.order.epoch_of(step), stacked, tokens, torch.tensor(ids), bad)
 
     def progress(self, batch: int) -> str:
-        """How far this run's n-th batch is, for messages: "waits for sample 17 of a.tar"."""
-        sample = int(self._reading[batch % len(self._reading)])  # DataLoader's processes take turns
+        """The state of this run's n-th batch, for messages: "waits for sample 17 of a.tar"."""
+        sample = int(self._reading[batch % len(self._reading)])  # loader workers take turns
         if sample < 0:
-            return "has not begun"
+            return "has not started"
         return f"waits for sample {sample} of {self.manifest.where(sample)}"
 
     def _load(self, sample: int, epoch: int, place: Place, bad: list[BadSample]) -> tuple[Tensor, str, int]:
-        """The pair itself, or else its next usable neighbour."""
-        process = get_worker_info()
-        for step in range(_NEIGHBOURS):
-            candidate = (sample + step) % len(self.manifest)
-            if step:
+        """Load the pair, or its next usable neighbour."""
+        worker = get_worker_info()
+        for offset in range(_NEIGHBOURS):
+            candidate = (sample + offset) % len(self.manifest)
+            if offset:
                 place = self.manifest.place(candidate)
-            self._reading[0 if process is None else process.id] = candidate
+            self._reading[0 if worker is None else worker.id] = candidate
             seed = seed_of(self.order.seed, epoch, candidate)
             try:
                 return (*self._pair(candidate, place, seed), candidate)
             except UNUSABLE as error:
                 bad.append(BadSample(candidate, self.manifest.where(candidate), str(error)))
         raise TooManyBadSamples(
-            f"{_NEIGHBOURS} neighbouring pairs from {sample} on cannot be used; the last, in {bad[-1].file}: "
-            f"{bad[-1].reason}. Check the collection with `fastclip data check`."
+            f"{_NEIGHBOURS} consecutive pairs from sample {sample} on cannot be used; the last, in "
+            f"{bad[-1].file}: {bad[-1].reason}. Inspect the collection with `fastclip data check`.",
+            Counter(pair.reason for pair in bad),
+            Counter(pair.file for pair in bad),
         )
 
     def _pair(self, sample: int, place: Place, seed: int) -> tuple[Tensor, str]:
         caption = self.manifest.caption_at(place)
-        if self.kept is not None:
-            return self.decoder.train_array(self.kept.image(sample), seed), caption
+        if self.decoded is not None:
+            return self.decoder.train_array(self.decoded.image(sample), seed), caption
         return self.decoder.train(self.manifest.image_at(place), seed), caption
 
 
-def _as_it_is(batch):
+def _unchanged(batch):
     return batch
 
 
 def leave_group(worker: int) -> None:
-    """What a launcher or Ctrl-C sends to the whole process group is for the trainer, which then ends us."""
+    """Leave the process group: signals of a launcher or Ctrl-C are for the trainer alone, which ends us."""
     os.setpgid(0, 0)

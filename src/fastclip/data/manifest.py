@@ -1,7 +1,7 @@
-"""The manifest of a collection: where each pair is, and its id, which is its row.
+"""The manifest of a collection: the location of each pair, and its id, which is its row.
 
-It is made by one pass over headers, kept in the cache, memory-mapped, and used again while the files are
-unchanged. Only the list of files is read into memory, so 300 million pairs open at once.
+It is built in one pass over headers, cached, memory-mapped, and reused while the files are unchanged. Only
+the list of files is read into memory, so 300 million pairs open immediately.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fastclip.files import atomic_folder, build_lock, cache_folder
 
 log = logging.getLogger(__name__)
 VERSION = 1
-_CHUNK = 8192  # rows that are held in memory while indexing
+_CHUNK = 8192  # rows held in memory while indexing
 _END = 1 << 14
 IN_TAR, IN_FILE, IN_PARQUET = range(3)
 _BLOCK = 8192  # rows of a table or folder that count as one block for `shuffle: blocks`
 
 
 class Sample(NamedTuple):
-    """A pair as it lies on the disk."""
+    """A pair as stored on disk."""
 
     image: bytes
     caption: str
@@ -81,24 +81,24 @@ class Manifest:
         return len(self.rows)
 
     def __reduce__(self):
-        """A process that gets it maps the files anew: nothing of size n is sent."""
+        """Pickle the path alone: the receiving process maps the files itself."""
         return Manifest, (self.folder,)
 
     def find(self, samples: np.ndarray) -> np.ndarray:
-        """The rows of these samples, one look-up for a whole batch; `Place(*row.item())` is one of them."""
-        return self._cells.take(samples).view(ROW)  # cells of 32 bytes are found ten times as fast as records
+        """The rows of these samples in one look-up per batch; `Place(*row.item())` unpacks one."""
+        return self._cells.take(samples).view(ROW)  # ten times as fast on cells of 32 bytes as on records
 
     def place(self, sample: int) -> Place:
-        """Where one sample is."""
+        """The location of one sample."""
         return Place(*self.rows[sample].item())
 
     def read(self, sample: int) -> Sample:
-        """The image's bytes and the caption of one pair."""
+        """Read the image's bytes and the caption of one pair."""
         place = self.place(sample)
         return Sample(self.image_at(place), self.caption_at(place))
 
     def image_at(self, place: Place) -> bytes:
-        """The image's bytes."""
+        """Read the image's bytes."""
         if place.kind == IN_TAR:
             return self._tars.read(self.files[place.file], place.image_size, place.image)
         if place.kind == IN_FILE:
@@ -106,7 +106,7 @@ class Manifest:
         return self._tables.read(self.files[place.file], place.image)
 
     def caption_at(self, place: Place) -> str:
-        """The caption, without white space around it; UnusableSample if there is nothing else."""
+        """Read the caption, stripped of white space; UnusableSample if nothing is left."""
         if place.kind == IN_TAR:
             raw = self._tars.read(self.files[place.file], place.caption_size, place.caption)
         else:
@@ -117,12 +117,12 @@ class Manifest:
         return caption
 
     def where(self, sample: int) -> str:
-        """The file that a person should look at when this pair is broken."""
+        """The file to inspect when this pair is damaged."""
         place = self.place(sample)
         return self.path_of(place) if place.kind == IN_FILE else self.files[place.file]
 
     def block_ends(self) -> np.ndarray:
-        """Where blocks of neighbouring pairs end: shards, and pieces of tables and folders."""
+        """The ends of blocks of neighbouring pairs: shards, and pieces of tables and folders."""
         ends, start = [], 0
         for kind, rows in zip(self.kinds, self._file_rows, strict=True):
             step = max(1, int(rows)) if kind == "tar" else _BLOCK
@@ -131,11 +131,11 @@ class Manifest:
         return np.array(ends, dtype=np.int64)
 
     def problems(self) -> Iterator[Problem]:
-        """What was left out while indexing."""
+        """The pairs that indexing skipped."""
         return _problems(self.folder)
 
     def path_of(self, place: Place) -> str:
-        """An image's own file, relative to its folder or to its table's folder."""
+        """The path of an image that is a separate file."""
         name = os.fsdecode(self._string(place.image, place.image_size))
         file = self.files[place.file]
         root = file if self.kinds[place.file] == "folder" else os.path.dirname(file)
@@ -152,13 +152,14 @@ def open_manifest(
     caption_column: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
-    """The manifest of a collection; it is made if there is none, or if the files have changed.
+    """Open the manifest of a collection; build it if there is none, or if the files have changed.
 
-    Several processes may ask at once: one makes it, the others wait. `progress(done, total)` counts bytes.
+    Several processes may call this at the same time: one builds, the others wait. `progress(done, total)`
+    counts bytes.
     """
     files = find_files(paths)
     columns = (image_column, caption_column)
-    with ThreadPoolExecutor(32) as pool:  # remote files answer slowly, but many at once; local ones at once
+    with ThreadPoolExecutor(32) as pool:  # remote files respond slowly, but many at a time
         stamps = list((pool.map if any(is_remote(file.path) for file in files) else map)(_stamp, files))
     files = [f._replace(version=_version(f.path, s)) for f, s in zip(files, stamps, strict=True)]
     folder = cache_folder("manifests") / digest([VERSION, columns, [_absolute(file.path) for file in files]])
@@ -168,12 +169,12 @@ def open_manifest(
                 _build(part, files, stamps, columns, progress)
         manifest = Manifest(folder)
     for reason, count in manifest.problem_counts.items():
-        log.warning("left out of %s: %s × %s", manifest.files[0], f"{count:,}", reason)
+        log.warning("%s: skipped %s × %s", manifest.files[0], f"{count:,}", reason)
     return manifest
 
 
 def _is_current(folder: Path, stamps: list) -> bool:
-    """Whether the files are those of the manifest, and no image that was missing has come since."""
+    """Whether the files are unchanged, and images that were missing are still missing."""
     path = folder / "manifest.json"
     if not path.exists() or (about := json.loads(path.read_text()))["stamps"] != stamps:
         return False
@@ -191,7 +192,7 @@ def _problems(folder: Path) -> Iterator[Problem]:
 
 
 def _stamp(file: File) -> list[str]:
-    """What changes when a file changes: size and time, of every file in a folder."""
+    """Size and time of a file, or a digest of those of all files in a folder: changes when a file does."""
     if is_remote(file.path):
         return remote_stamp(file.path)
     if file.kind != "folder":
@@ -202,7 +203,7 @@ def _stamp(file: File) -> list[str]:
 def _stat(path: str) -> list[str]:
     try:
         stat = os.stat(path)
-    except OSError:  # a link that leads nowhere
+    except OSError:  # a dangling link
         return ["missing"]
     return [str(stat.st_size), str(stat.st_mtime_ns)]
 
@@ -212,12 +213,12 @@ def _version(path: str, stamp: list[str]) -> str:
 
 
 def digest(thing: object) -> str:
-    """Of anything that is JSON."""
+    """Hash anything that can be written as JSON."""
     return blake2b(json.dumps(thing).encode(), digest_size=16).hexdigest()
 
 
 def caption_lines(text: str) -> list[str]:
-    """Where an image may have several captions, each stands on a line."""
+    """Split the captions of an image that may have several, one per line."""
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 
@@ -225,7 +226,7 @@ def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress
     """Write a manifest into the folder `part`."""
     about, reasons, total, content = [], Counter[str](), 0, blake2b(digest_size=16)
     sizes = (os.path.getsize(file.path) if os.path.isfile(file.path) else 0 for file in files)
-    behind = [0, *accumulate(sizes)]  # bytes before each file, and of all
+    starts = [0, *accumulate(sizes)]  # bytes before each file, and in total
     with (
         (part / "rows.bin").open("wb") as rows_file,
         (part / "strings.bin").open("wb") as strings,
@@ -249,16 +250,16 @@ def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress
                 rows_file.write(packed)
                 content.update(packed)
                 count += len(rows)
-                if progress and behind[-1]:
+                if progress and starts[-1]:
                     inside = int(rows[-1][2]) if rows and file.kind == "tar" else 0
-                    progress(behind[number] + inside, behind[-1])
+                    progress(starts[number] + inside, starts[-1])
             about.append({"path": _absolute(file.path), "kind": file.kind, "rows": count})
             total += count
     if not total:
         worst = "; ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
-        raise SourceError(f"{files[0].path} holds no usable pair" + (f" ({worst})." if worst else "."))
-    with (part / "strings.bin").open("rb") as kept:
-        while piece := kept.read(1 << 22):
+        raise SourceError(files[0].path, "has no usable pair" + (f" ({worst})." if worst else "."))
+    with (part / "strings.bin").open("rb") as written:
+        while piece := written.read(1 << 22):
             content.update(piece)
     summary = {"version": VERSION, "pairs": total, "fingerprint": content.hexdigest(), "problems": reasons}
     summary |= {"columns": columns, "stamps": stamps, "files": about}
@@ -267,7 +268,7 @@ def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress
 
 
 def _ends(file: File) -> bytes:
-    """The first and last bytes of a shard or table: cheap to read, and seldom the same in two versions."""
+    """The first and last bytes of a shard or table: cheap to read, and rarely the same in two versions."""
     if file.kind == "folder":
         return b""
     with open(local_copy(file.path, file.version), "rb") as stream:
@@ -281,14 +282,14 @@ def _absolute(path: str) -> str:
 
 
 def _row(number: int, pair: Pair, strings) -> tuple:
-    def keep(raw: bytes) -> tuple[int, int]:
+    def store(raw: bytes) -> tuple[int, int]:
         strings.write(raw)
         return strings.tell() - len(raw), len(raw)
 
-    words = pair.caption
-    caption, caption_size = words if isinstance(words, tuple) else keep(words.encode("utf-8", "replace"))
+    text = pair.caption
+    caption, caption_size = text if isinstance(text, tuple) else store(text.encode("utf-8", "replace"))
     if isinstance(pair.image, tuple):
         return number, IN_TAR, *pair.image, caption_size, caption
     if isinstance(pair.image, str):
-        return number, IN_FILE, *keep(os.fsencode(pair.image)), caption_size, caption
+        return number, IN_FILE, *store(os.fsencode(pair.image)), caption_size, caption
     return number, IN_PARQUET, pair.image, 0, caption_size, caption

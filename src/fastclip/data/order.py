@@ -1,10 +1,10 @@
-"""In which order samples are seen: a pure function of the seed and the step, in constant memory.
+"""The order of samples: a pure function of the seed and the step, in constant memory.
 
 The epochs form one endless stream of positions: position p is sample number p mod n of epoch p // n. The
 global batch of a step is B consecutive positions of the stream, so every epoch sees each sample exactly once,
-whatever n and B are. That is the remainder rule: nothing is dropped or repeated; a batch may hold the end of
-one epoch and the start of the next. Workers take equal consecutive parts of the global batch, so its samples
-are the same at every world size, and resuming needs nothing but the number of the step.
+whatever n and B are. Nothing is dropped or repeated: a batch may hold the end of one epoch and the start of
+the next. Ranks take equal consecutive parts of the global batch, so its samples are the same at every world
+size, and resuming requires only the step number.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from __future__ import annotations
 import struct
 from hashlib import blake2b
 from math import isqrt
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+
+from fastclip.errors import InputError, OptionError
 
 Shuffle = Literal["full", "blocks", "none"]
 _ROUNDS = 6  # of the permutation's network; even
 
 
 class Samples(NamedTuple):
-    """A batch: ids, and the epoch to which each belongs."""
+    """The ids of a batch, and the epoch of each."""
 
     ids: np.ndarray
     epochs: np.ndarray
@@ -32,9 +34,9 @@ class Order:
 
     Args:
         shuffle: "full", a true permutation; "blocks", shards in random order and samples mixed within a
-            window of consecutive ones, for disks and networks that want sequential reads; "none", as is.
-        block_ends: where each block of samples (a shard) ends; only "blocks" needs it.
-        window: how many consecutive samples of the blocks' order are mixed.
+            window of consecutive ones, for disks and networks that need sequential reads; "none", as is.
+        block_ends: where each block of samples (a shard) ends; used by "blocks" only.
+        window: number of consecutive samples that "blocks" mixes.
     """
 
     def __init__(
@@ -46,16 +48,18 @@ class Order:
         block_ends: np.ndarray | None = None,
         window: int = 20_000,
     ):
-        if n < 1 or batch < 1:
-            raise ValueError(f"n={n} samples and batch={batch} must both be at least 1.")
-        if shuffle not in ("full", "blocks", "none"):
-            raise ValueError(f"shuffle={shuffle!r} is unknown. Choose 'full', 'blocks' or 'none'.")
+        if n < 1:
+            raise InputError("n", f"is {n}; it must be at least 1.")
+        if batch < 1:
+            raise InputError("batch", f"is {batch}; it must be at least 1.")
+        if shuffle not in get_args(Shuffle):
+            raise OptionError.unknown("data.shuffle", shuffle, get_args(Shuffle))
         if window < 1:
-            raise ValueError(f"window={window} must be at least 1; try 20000.")
+            raise OptionError("data.window", window, "must be at least 1", example=20_000)
         self.n, self.batch, self.seed, self.shuffle, self.window = n, batch, seed, shuffle, window
         ends = np.array([n]) if block_ends is None else np.asarray(block_ends, dtype=np.int64)
         if shuffle == "blocks" and (ends[-1] != n or (np.diff(ends, prepend=0) < 0).any()):
-            raise ValueError(f"block_ends must rise to n={n}.")
+            raise InputError("block_ends", f"must never decrease and must end at n={n}, not at {ends[-1]}.")
         self._starts, self._sizes = np.concatenate([[0], ends[:-1]]), np.diff(ends, prepend=0)
         self._mixed: tuple[int, np.ndarray, np.ndarray] | None = None  # the last epoch's order of blocks
 
@@ -64,16 +68,15 @@ class Order:
         return step * self.batch // self.n
 
     def global_batch(self, step: int) -> Samples:
-        """All samples of a step, over all workers."""
+        """All samples of a step, over all ranks."""
         return self._at(np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.int64))
 
     def local_batch(self, step: int, rank: int, world_size: int) -> Samples:
-        """One worker's part of a step."""
+        """One rank's part of a step."""
         if self.batch % world_size:
-            raise ValueError(
-                f"The global batch of {self.batch} cannot be divided by {world_size} workers; "
-                f"try {self.batch // world_size * world_size or world_size}."
-            )
+            near = self.batch // world_size * world_size or world_size
+            rule = f"must be divisible by the number of ranks, {world_size}"
+            raise OptionError("batch.size", self.batch, rule, example=near)
         b = self.batch // world_size
         start = step * self.batch + rank * b
         return self._at(np.arange(start, start + b, dtype=np.int64))
@@ -81,7 +84,7 @@ class Order:
     def _at(self, positions: np.ndarray) -> Samples:
         epochs, within = np.divmod(positions, self.n)
         ids = np.empty_like(within)
-        for epoch in np.unique(epochs):  # one, or two at an epoch's end
+        for epoch in np.unique(epochs):  # one epoch, or two where they meet
             mask = epochs == epoch
             ids[mask] = self._epoch_ids(int(epoch), within[mask])
         return Samples(ids, epochs)
@@ -94,7 +97,7 @@ class Order:
         return self._block_ids(epoch, position)
 
     def _block_ids(self, epoch: int, position: np.ndarray) -> np.ndarray:
-        """Mix within windows of the stream of shuffled blocks, then find the block of each place."""
+        """Mix within windows of the stream of shuffled blocks, then find the block of each position."""
         place = np.empty_like(position)
         windows = position // self.window
         for w in np.unique(windows):
@@ -113,11 +116,11 @@ class Order:
 
 
 def permute(x: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
-    """A pseudo-random permutation of range(n), at the places x only: a Feistel network with cycle walking.
+    """A pseudo-random permutation of range(n), at positions x only: a Feistel network with cycle walking.
 
-    A place is (high, low) in a rectangle of about √n × √n cells, the first n of which are range(n). Each
-    round turns one coordinate by an amount that depends on the other; the few places that leave range(n)
-    walk on until they are inside again.
+    A position is (high, low) in a rectangle of about √n × √n cells, the first n of which are range(n). Each
+    round rotates one coordinate by an amount that depends on the other; the few positions that leave
+    range(n) are permuted again until they are inside.
     """
     height = np.uint64(isqrt(n - 1) + 1)
     width = np.uint64(-(-n // int(height)))
@@ -136,7 +139,7 @@ def permute(x: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
 
 
 def seed_of(*key: int) -> int:
-    """63 bits for whatever happens at this place of a run: (seed, epoch, id) is a sample's augmentation."""
+    """A seed of 63 bits for this key: (seed, epoch, id) seeds a sample's augmentation."""
     return int.from_bytes(_digest(key, 8), "little") >> 1
 
 
@@ -145,7 +148,7 @@ def _digest(key: tuple[int, ...], size: int) -> bytes:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Scramble 64 bits in place (murmur3's finaliser): every bit moves about half of the others."""
+    """Scramble 64 bits in place (murmur3's finaliser): every bit affects about half of the others."""
     x ^= x >> np.uint64(33)
     x *= np.uint64(0xFF51AFD7ED558CCD)
     x ^= x >> np.uint64(33)

@@ -1,15 +1,25 @@
-"""Where pairs are, as every reader of a collection tells it, and what keeps one from being used."""
+"""The records that readers of a collection return: files, pairs, and problems with pairs."""
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Literal, NamedTuple
+
+from fastclip.errors import PathError
 
 Kind = Literal["tar", "table", "folder"]
 NO_FILE, EMPTY_FILE = "image file not found", "image of 0 bytes"
 
 
-class SourceError(ValueError):
-    """A path that holds no pairs, or not in a form that can be read."""
+class SourceError(PathError):
+    """A path without pairs, or without any that can be read.
+
+    A loader worker's error is rebuilt from its message alone, so `problem` may be empty.
+    """
+
+    def __init__(self, path: str | PathLike[str], problem: str = ""):
+        super().__init__(path, problem)
+        self.args = (str(self).strip(),)
 
 
 class File(NamedTuple):
@@ -18,14 +28,14 @@ class File(NamedTuple):
     path: str
     kind: Kind
     version: str = ""
-    """Of a remote file: its copy in the cache is that of this version."""
+    """The version of a remote file, which names its copy in the cache."""
 
 
 class Pair(NamedTuple):
     """Where a pair is."""
 
     image: tuple[int, int] | str | int
-    """Offset and size within a tar, the name of a file of its own, or a row of a Parquet file."""
+    """Offset and size within a tar, the name of an image file, or a row of a Parquet file."""
     caption: tuple[int, int] | str
     """Offset and size within the tar, or the caption itself."""
 

@@ -1,4 +1,4 @@
-"""Bytes out of tar shards and Parquet files that stay open, for one process."""
+"""Read bytes from tar shards and Parquet files, which stay open for the process."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ import numpy as np
 
 from fastclip.data.images import UnusableSample
 from fastclip.data.remote import local_copy
-from fastclip.data.tables import find_columns
+from fastclip.data.tables import NO_IMAGE, find_columns
 
 
 class ChangedFile(OSError):
-    """A file no longer holds what was indexed."""
+    """A file that changed after it was indexed."""
+
+    def __init__(self, message: str, path: str = ""):
+        super().__init__(message)
+        self.path = path
 
 
-# What makes a sample unusable; any other error (the network, a full disk) is not the sample's: it stops us.
+# Errors of one sample; any other error (network, full disk) is not the sample's and stops the run.
 UNUSABLE = (UnusableSample, ChangedFile, FileNotFoundError, PermissionError)
 
 
 class OpenFiles:
-    """The files last read from; `pread` has no position that forked workers could disturb."""
+    """The files last read; `pread` keeps no position that forked loader workers could disturb."""
 
-    def __init__(self, versions: dict[str, str], most: int = 64):
-        self.versions, self.most = versions, most
+    def __init__(self, versions: dict[str, str], limit: int = 64):
+        self.versions, self.limit = versions, limit
         self.descriptors: OrderedDict[str, int] = OrderedDict()
 
     def read(self, path: str, size: int, offset: int) -> bytes:
@@ -34,11 +38,12 @@ class OpenFiles:
             self.descriptors.move_to_end(path)
         else:
             self.descriptors[path] = os.open(local_copy(path, self.versions[path]), os.O_RDONLY)
-            if len(self.descriptors) > self.most:
+            if len(self.descriptors) > self.limit:
                 os.close(self.descriptors.popitem(last=False)[1])
         data = os.pread(self.descriptors[path], size, offset)
         if missing := size - len(data):
-            raise ChangedFile(f"the file ends {missing:,} bytes too early; it changed after it was indexed")
+            message = f"the file ends {missing:,} bytes too early; it changed after it was indexed"
+            raise ChangedFile(message, path)
         return data
 
     def __del__(self) -> None:
@@ -47,10 +52,10 @@ class OpenFiles:
 
 
 class ParquetImages:
-    """Images in Parquet files, by row. A row group is read as a whole, and the last ones are kept."""
+    """Images in Parquet files, by row. Whole row groups are read, and the last few are cached."""
 
-    def __init__(self, columns: tuple[str | None, str | None], versions: dict[str, str], most: int = 4):
-        self.columns, self.versions, self.most = columns, versions, most
+    def __init__(self, columns: tuple[str | None, str | None], versions: dict[str, str], limit: int = 4):
+        self.columns, self.versions, self.limit = columns, versions, limit
         self.tables: dict[str, tuple] = {}
         self.groups: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
@@ -59,7 +64,7 @@ class ParquetImages:
         group = int(np.searchsorted(ends, row, side="right"))
         if (path, group) not in self.groups:
             self.groups[path, group] = table.read_row_group(group, columns=[column]).column(0)
-            if len(self.groups) > self.most:
+            if len(self.groups) > self.limit:
                 self.groups.popitem(last=False)
         value = self.groups[path, group][row - (int(ends[group - 1]) if group else 0)].as_py()
         if isinstance(value, dict):  # Hugging Face's image: its bytes, or the name of a file
@@ -67,7 +72,7 @@ class ParquetImages:
             if not value and name:
                 value = Path(os.path.dirname(path), name).read_bytes()
         if not value:
-            raise UnusableSample("the row holds no image")
+            raise UnusableSample(NO_IMAGE)
         return value
 
     def _table(self, path: str) -> tuple:

@@ -1,4 +1,4 @@
-"""Files that fsspec must reach: s3://, gs://, https://, hf://, …; copies of them are kept in the cache."""
+"""Remote files, read with fsspec (s3://, gs://, https://, hf://, …) and copied into the cache."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from fastclip.files import build_lock, cache_folder
 
 
 class RemoteError(OSError):
-    """A remote file could not be fetched."""
+    """A remote file that could not be reached, listed or fetched."""
+
+    def __init__(self, message: str, path: str = ""):
+        super().__init__(message)
+        self.path = path
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path names a file system that fsspec must reach: s3://, gs://, https://, hf://, …"""
+    """Whether a path is read with fsspec: s3://, gs://, https://, hf://, …"""
     return "://" in path
 
 
 def local_copy(path: str, version: str = "") -> Path:
-    """The file itself if it is local, else the copy of this version in the cache, fetched on first use."""
+    """The path of a local file, or of the cached copy of this version, fetched on first use."""
     if not is_remote(path):
         return Path(path)
     digest = hashlib.blake2b(f"{path} {version}".encode(), digest_size=8).hexdigest()
@@ -34,30 +38,30 @@ def local_copy(path: str, version: str = "") -> Path:
             try:
                 with fsspec.open(path, "rb") as source, part.open("wb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 22)
-            except Exception as error:  # each protocol's library has its own
+            except Exception as error:  # each protocol's library raises its own
                 part.unlink(missing_ok=True)
                 if isinstance(error, FileNotFoundError):
                     raise
-                raise RemoteError(f"{path} could not be fetched: {error}") from error
+                raise RemoteError(f"{path} could not be fetched: {error}", path) from error
             part.rename(target)
     return target
 
 
 def remote_glob(pattern: str) -> list[str]:
-    """Remote files that match a pattern, with their protocol."""
+    """List remote files that match a pattern, with their protocol."""
     try:
         file_system, inner = fsspec.core.url_to_fs(pattern)
         return [file_system.unstrip_protocol(name) for name in file_system.glob(inner)]
     except Exception as error:
-        raise RemoteError(f"{pattern} could not be listed: {error}") from error
+        raise RemoteError(f"{pattern} could not be listed: {error}", pattern) from error
 
 
 def remote_stamp(path: str) -> list[str]:
-    """What changes when a remote file changes: its size and, where the server tells, its version."""
+    """A remote file's size and, where the server reports one, its version: they change when the file does."""
     try:
         file_system, inner = fsspec.core.url_to_fs(path)
         info = file_system.info(inner)
     except Exception as error:
-        raise RemoteError(f"{path} could not be reached: {error}") from error
+        raise RemoteError(f"{path} could not be reached: {error}", path) from error
     version = info.get("ETag") or info.get("etag") or info.get("mtime") or info.get("LastModified") or ""
     return [str(info.get("size")), str(version)]

@@ -1,7 +1,7 @@
-"""Which files a collection consists of, and the pairs that each of them holds.
+"""Find the files of a collection, and read the pairs in each.
 
 A collection is one path or several: tar shards (`key.jpg|jpeg|png|webp` with `key.txt`), tables (CSV, TSV,
-Parquet), or folders of images with captions beside them. What a path is, is told from the path itself.
+Parquet), or folders of images with captions beside them. The path itself determines its kind.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from typing import BinaryIO, NamedTuple
 from fastclip.data.pairs import EMPTY_FILE, File, Pair, Problem, SourceError
 from fastclip.data.remote import is_remote, local_copy, remote_glob
 from fastclip.data.tables import file_pair, read_csv, read_jsonl, read_parquet
+from fastclip.text import did_you_mean
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 TABLES = {"csv": read_csv, "tsv": read_csv, "parquet": read_parquet}
-"""The reader of each kind of table, by the ending of its files: another kind is another row."""
+"""The reader of each kind of table, by file extension: to add a kind, add a row."""
 FOLDER_TABLES = ("metadata.jsonl", "captions.csv", "metadata.csv", "captions.tsv")
 
 
 def find_files(paths: str | list[str]) -> list[File]:
-    """The files of a collection, in the byte order of their names within each path."""
+    """List the files of a collection, in byte order of their names within each path."""
     files = []
     for path in [paths] if isinstance(paths, str) else paths:
         for expanded in expand_braces(str(path)):
             files += _find(expanded)
     if not files:
-        raise SourceError("No path was given. Name tar shards, a table (CSV, TSV, Parquet) or a folder.")
+        problem = "has no path. Pass tar shards, a table (CSV, TSV, Parquet) or a folder."
+        raise SourceError(str(paths), problem)
     return files
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`{000..012}` counts, `{a,b}` chooses; several may stand in one pattern."""
+    """Expand `{000..012}` to numbers and `{a,b}` to alternatives; a pattern may have several."""
     match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
     if not match:
         return [pattern]
@@ -54,7 +56,7 @@ def _find(path: str) -> list[File]:
     if not os.path.exists(path) and any(sign in path for sign in ("*[" if is_remote(path) else "*?[")):
         found = remote_glob(path) if is_remote(path) else glob.glob(path, recursive=True)
         if not found:
-            raise SourceError(f"{path} matches no file.")
+            raise SourceError(path, "matches no files.")
         return [file for name in sorted(found, key=os.fsencode) for file in _find_one(name)]
     return _find_one(path)
 
@@ -62,23 +64,26 @@ def _find(path: str) -> list[File]:
 def _find_one(path: str) -> list[File]:
     extension = _extension(path)
     if extension in ("gz", "tgz", "zst", "bz2", "xz"):
-        raise SourceError(
-            f"{path} is compressed, so its samples cannot be read one by one. Unpack it to .tar."
-        )
+        raise SourceError(path, "is compressed: single samples cannot be read from it. Unpack it to .tar.")
     if not is_remote(path) and not os.path.exists(path):
-        raise SourceError(f"{path} does not exist.")
+        raise SourceError(path, f"does not exist.{_similar(path)}")
     if extension in ("tar", *TABLES):
         return [File(path, "tar" if extension == "tar" else "table")]
     if is_remote(path) or not os.path.isdir(path):
         kinds = ", ".join(("tar", *TABLES))
         raise SourceError(
-            f"{path} is neither a folder nor one of {kinds}. Remote folders need a pattern: …/*.tar"
+            path, f"is neither a folder nor one of: {kinds}. A remote folder requires a pattern: …/*.tar"
         )
     return _find_in_folder(path)
 
 
+def _similar(path: str) -> str:
+    folder, name = os.path.split(path.rstrip("/"))
+    return did_you_mean(name, os.listdir(folder or "."), cutoff=0.6) if os.path.isdir(folder or ".") else ""
+
+
 def _extension(path: str) -> str:
-    name = path.split("?", 1)[0] if is_remote(path) else path  # of an address without its query
+    name = path.split("?", 1)[0] if is_remote(path) else path  # without the query of a URL
     return name.rsplit(".", 1)[-1].lower()
 
 
@@ -86,23 +91,23 @@ def _find_in_folder(path: str) -> list[File]:
     names = sorted(os.listdir(path), key=os.fsencode)
     shards = [File(os.path.join(path, name), "tar") for name in names if name.endswith(".tar")]
     if shards:
-        return shards  # img2dataset writes tables of its own beside its shards: they are not a second copy
+        return shards  # img2dataset writes its own tables beside its shards: they are not a second copy
     if any(name in FOLDER_TABLES for name in names):
         return [File(path, "folder")]
     tables = [n for n in names if _extension(n) in TABLES]
-    if tables and not _holds_files_of_img2dataset(path, names):
+    if tables and not _is_img2dataset_files(path, names):
         return [File(os.path.join(path, name), "table") for name in tables]
     return [File(path, "folder")]
 
 
-def _holds_files_of_img2dataset(path: str, names: list[str]) -> bool:
-    """Images in folders 00000/, and beside each its records: 00000.parquet and 00000_stats.json."""
+def _is_img2dataset_files(path: str, names: list[str]) -> bool:
+    """Whether images are in folders 00000/, each with its records 00000.parquet and 00000_stats.json."""
     stems = [name.removesuffix("_stats.json") for name in names if name.endswith("_stats.json")]
     return any(os.path.isdir(os.path.join(path, stem)) and f"{stem}.parquet" in names for stem in stems)
 
 
 def read_pairs(file: File, columns: tuple[str | None, str | None] = (None, None)) -> Iterator[Pair | Problem]:
-    """All pairs of a file in their order, and what is wrong with the others; images are not opened."""
+    """Yield the pairs of a file in order, and the problems of the others; images are not opened."""
     if file.kind == "tar":
         return _read_tar(file)
     if file.kind == "folder":
@@ -111,7 +116,7 @@ def read_pairs(file: File, columns: tuple[str | None, str | None] = (None, None)
 
 
 class Member(NamedTuple):
-    """A file in a tar: the first dot of its base name ends the key, as in webdataset."""
+    """A file in a tar; as in webdataset, the first dot of its base name ends the key."""
 
     key: str
     extension: str
@@ -122,13 +127,13 @@ class Member(NamedTuple):
 
 
 def tar_members(stream: BinaryIO) -> tuple[list[Member], str]:
-    """The files of a tar in one pass over its headers, and what is wrong with it; nothing if it is whole."""
+    """Read the headers of a tar in one pass: its files, and how it is damaged ("" if it is complete)."""
     members: list[Member] = []
     end = 0
     try:
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # or it would keep them all
+                tar.members = []  # type: ignore[attr-defined]  # otherwise it stores them all
                 if member.isdir():
                     continue
                 folder, slash, base = member.name.rpartition("/")
@@ -137,15 +142,15 @@ def tar_members(stream: BinaryIO) -> tuple[list[Member], str]:
                 members.append(Member(key, extension.lower(), member.offset_data, member.size, plain))
             end = tar.offset
     except tarfile.TarError:
-        pass  # told by what stands at the end
-    # A tar closes with a block of zeros; tarfile itself stops in silence at a header that it cannot read.
+        pass  # detected below, at the end
+    # A tar ends with a block of zeros; tarfile stops silently at a header that it cannot read.
     stream.seek(end)
-    whole = end and stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
-    return members, "" if whole else "truncated or damaged tar"
+    complete = end and stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+    return members, "" if complete else "truncated or damaged tar"
 
 
 def _read_tar(file: File) -> Iterator[Pair | Problem]:
-    """A pair's members need not be neighbours; the image's place is the pair's."""
+    """A pair's members need not be adjacent; pairs are in the order of their images."""
     images: dict[str, tuple[int, int]] = {}
     captions: dict[str, tuple[int, int]] = {}
     problems = []
@@ -153,15 +158,15 @@ def _read_tar(file: File) -> Iterator[Pair | Problem]:
         size = os.fstat(stream.fileno()).st_size
         members, damage = tar_members(stream)
     for key, extension, offset, length, plain in members:
-        kept = images if extension in IMAGE_EXTENSIONS else captions if extension == "txt" else None
-        if kept is None:
+        place = images if extension in IMAGE_EXTENSIONS else captions if extension == "txt" else None
+        if place is None:
             continue
         if not plain:
             problems.append(Problem(file.path, key, "a link or a sparse member, not a plain file"))
-        elif key in kept:
-            problems.append(Problem(file.path, key, f"duplicate key, second .{extension} left out"))
+        elif key in place:
+            problems.append(Problem(file.path, key, f"duplicate key, second .{extension} skipped"))
         else:
-            kept[key] = (offset, length)
+            place[key] = (offset, length)
     if damage:
         problems.append(_damaged(file.path, damage, size, members, len(images)))
     for key, image in images.items():
@@ -173,7 +178,7 @@ def _read_tar(file: File) -> Iterator[Pair | Problem]:
 
 
 def _damaged(path: str, damage: str, size: int, members: list[Member], images: int) -> Problem:
-    """How many pairs are lost is a guess from the size of those that are there."""
+    """The number of lost pairs is estimated from the average size of the readable ones."""
     end = members[-1].offset + members[-1].size if members else 0
     lost = max(1, round((size - end) / (end / images))) if images and end else 1
     return Problem(path, "", f"{damage} after {images:,} images", lost)
@@ -202,16 +207,14 @@ def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[
             return
     images = [name for name in list_folder(path) if name.rsplit(".", 1)[-1].lower() in IMAGE_EXTENSIONS]
     if not images:
-        raise SourceError(
-            f"{path} holds no tar shards, no tables and no images ({', '.join(IMAGE_EXTENSIONS)})."
-        )
+        raise SourceError(path, f"has no tar shards, tables or images ({', '.join(IMAGE_EXTENSIONS)}).")
     for name in images:
         sidecar = Path(path, name).with_suffix(".txt")
         yield file_pair(path, name, sidecar.read_text("utf-8-sig", "replace") if sidecar.exists() else None)
 
 
 def list_folder(path: str) -> list[str]:
-    """Every file below a folder, relative to it, in the byte order of the names."""
+    """List all files below a folder, relative to it, in byte order of their names."""
     names = [
         os.path.relpath(os.path.join(folder, name), path)
         for folder, _, files in os.walk(path, followlinks=True)

@@ -1,4 +1,4 @@
-"""Pairs in tables: CSV and TSV, Parquet with files or with image bytes, Hugging Face's metadata.jsonl."""
+"""Read pairs from tables: CSV, TSV, Parquet with file names or image bytes, and metadata.jsonl."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 from fastclip.data.pairs import EMPTY_FILE, NO_FILE, File, Pair, Problem, SourceError
 from fastclip.data.remote import is_remote, local_copy
 
-# The names that open_clip, img2dataset, Hugging Face and common data sets use, in the order of trying
+# The names that open_clip, img2dataset, Hugging Face and common datasets use, tried in this order
 IMAGE_COLUMNS = (
     *("filepath", "file_path", "image_path", "img_path", "file_name", "filename"),
     *("image", "img", "path", "jpg", "png", "webp"),
 )
 CAPTION_COLUMNS = ("title", "caption", "text", "txt", "description", "sentence", "prompt", "captions")
-_LONGEST_FIELD = 1 << 24  # characters of a CSV field
-_MOST_LINES = 100  # of a caption
+NO_IMAGE = "the row has no image"
+_MAX_FIELD = 1 << 24  # characters of a CSV field
+_MAX_LINES = 100  # of a caption
 
 
 def read_csv(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
-    """Images are file names; commas or tabs, whichever the header has more of."""
-    csv.field_size_limit(_LONGEST_FIELD)
+    """Yield pairs of a table of file names, delimited by commas or tabs: whichever the header has more of."""
+    csv.field_size_limit(_MAX_FIELD)
     path = local_copy(file.path, file.version)
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as stream:
         header = stream.readline()
@@ -34,32 +35,33 @@ def read_csv(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pai
         try:
             for row in rows:
                 if None in row:
-                    reason = "more fields than columns: is a caption's comma not quoted?"
+                    reason = "more fields than columns: is a comma in the caption not quoted?"
                     yield Problem(file.path, f"line {rows.line_num}", reason)
                 else:
                     yield file_pair(file.path, row.get(image_column), row.get(caption_column))
         except csv.Error as error:
-            raise SourceError(f"{file.path}, line {rows.line_num}: {error}") from error
+            raise SourceError(file.path, f", line {rows.line_num}: {error}") from error
 
 
 def find_columns(path: str, names: list[str], given: tuple[str | None, str | None]) -> tuple[str, str]:
-    """The image's and the caption's column: those given, else the first of the common names."""
-    found = []
+    """Return the columns of the image and the caption: as given, or the first common name."""
+    chosen = []
     lower = {name.lower(): name for name in reversed(names)}
-    for what, wanted, common in (("image", given[0], IMAGE_COLUMNS), ("caption", given[1], CAPTION_COLUMNS)):
+    for kind, wanted, common in (("image", given[0], IMAGE_COLUMNS), ("caption", given[1], CAPTION_COLUMNS)):
         known = next((lower[c] for c in common if c in lower), None) if not wanted else None
         column = wanted if wanted in names else known
         if column is None:
             raise SourceError(
-                f"{path} has no column {wanted or f'for the {what}'}; its columns are {', '.join(names)}. "
-                f"Name it with --{what}_column."
+                path,
+                f"has no column {wanted or f'for the {kind}'}; its columns are {', '.join(names)}. "
+                f"Name it with --data.{kind}_column (training) or --{kind}_column (data commands).",
             )
-        found.append(column)
-    return found[0], found[1]
+        chosen.append(column)
+    return chosen[0], chosen[1]
 
 
 def file_pair(table: str, name: object, caption: object) -> Pair | Problem:
-    """A pair whose image is a file of its own, named in a table; names are relative to the table's folder."""
+    """A pair whose image is a separate file, named relative to the table's folder."""
     if not name or not isinstance(name, str):
         return Problem(table, str(name), "no file name")
     if not is_remote(name):
@@ -72,7 +74,7 @@ def file_pair(table: str, name: object, caption: object) -> Pair | Problem:
 
 
 def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Problem:
-    """A pair whose caption stands in a table; of several captions in a list the first that is not empty."""
+    """A pair whose caption is in a table; of a list of captions, the first that is not empty."""
     if isinstance(caption, (list, tuple)):
         caption = next((c for c in caption if isinstance(c, str) and c.strip()), None)
     if caption is None:
@@ -81,8 +83,8 @@ def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Prob
         return Problem(file, key, f"caption is a {type(caption).__name__}, not text")
     if not caption.strip():
         return Problem(file, key, "empty caption")
-    if caption.count("\n") > _MOST_LINES:
-        return Problem(file, key, f"caption of more than {_MOST_LINES} lines: is a quote not closed?")
+    if caption.count("\n") > _MAX_LINES:
+        return Problem(file, key, f"caption of more than {_MAX_LINES} lines: is a quote not closed?")
     return Pair(image, caption)
 
 
@@ -92,14 +94,14 @@ def folder_of(path: str) -> str:
 
 
 def read_parquet(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
-    """Images are bytes in the table (Hugging Face's struct of bytes and path, or binary), or file names."""
+    """Yield pairs of a table of image bytes (binary, or Hugging Face's struct), or of file names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.ParquetFile(local_copy(file.path, file.version))
     except pa.ArrowException as error:
-        raise SourceError(f"{file.path} is not a readable Parquet file: {error}") from error
+        raise SourceError(file.path, f"is not a readable Parquet file: {error}") from error
     image_column, caption_column = find_columns(file.path, table.schema_arrow.names, columns)
     kind = table.schema_arrow.field(image_column).type
     plain_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
@@ -111,7 +113,7 @@ def read_parquet(file: File, columns: tuple[str | None, str | None]) -> Iterator
         values = table.read_row_group(group, columns=wanted).to_pydict()
         for i, caption in enumerate(values[caption_column]):
             if i in empty:
-                yield Problem(file.path, f"row {row}", "the row holds no image")
+                yield Problem(file.path, f"row {row}", NO_IMAGE)
             elif holds_bytes:
                 yield _pair(file.path, f"row {row}", row, caption)
             else:
@@ -120,19 +122,19 @@ def read_parquet(file: File, columns: tuple[str | None, str | None]) -> Iterator
 
 
 def _empty_rows(table: Any, group: int, column: str) -> set[int]:
-    """Rows of a group with null for an image, as img2dataset leaves of what it could not download."""
-    about = table.metadata.row_group(group)
-    chunks = [about.column(number) for number in range(about.num_columns)]
+    """Rows of a group whose image is null, as img2dataset writes for failed downloads."""
+    metadata = table.metadata.row_group(group)
+    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
     known = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == column)
     if known is not None and known.has_null_count and known.null_count == 0:
-        return set()  # told without reading the images
+        return set()  # known without reading the images
     nulls = table.read_row_group(group, columns=[column]).column(0).is_null()
     return {i for i, null in enumerate(nulls.to_pylist()) if null}
 
 
 def read_jsonl(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
-    """Hugging Face's metadata.jsonl: an object a line, file_name and a caption."""
-    path, found = file.path, None
+    """Yield pairs of Hugging Face's metadata.jsonl: one object per line, with file_name and a caption."""
+    path, chosen = file.path, None
     with open(path, encoding="utf-8-sig", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
             try:
@@ -144,8 +146,8 @@ def read_jsonl(file: File, columns: tuple[str | None, str | None]) -> Iterator[P
                     yield Problem(path, f"line {number}", "not a JSON object")
                 continue
             try:
-                found = found or find_columns(path, list(row), columns)
+                chosen = chosen or find_columns(path, list(row), columns)
             except SourceError:
-                yield Problem(path, f"line {number}", "no image or no caption in this line")
+                yield Problem(path, f"line {number}", "no image or no caption on this line")
                 continue
-            yield file_pair(path, row.get(found[0]), row.get(found[1]))
+            yield file_pair(path, row.get(chosen[0]), row.get(chosen[1]))

@@ -1,4 +1,4 @@
-"""Captions to tokens: open_clip's tokenizer, with plain captions put together from words it has seen."""
+"""Captions to tokens: open_clip's tokenizer, with a cache of words that speeds up plain captions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
-MAX_WORDS = 1 << 18  # remembered words; some 60 MB in each loader process at the very most
+MAX_WORDS = 1 << 18  # cached words: at most about 60 MB in each loader worker
 
 
 class Tokenizer:
-    """Gives what the open_clip tokenizer it wraps gives, bit for bit, several times faster on plain captions.
+    """Wraps an open_clip tokenizer: the same tokens, several times faster on plain captions.
 
-    CLIP's own tokenizer repairs encodings and HTML before it cuts a caption, and no token crosses white
-    space. So a caption of printable ASCII without '&', where nothing can need repair, is the tokens of its
-    words one after another. Other captions, and other tokenizers, take open_clip's own way.
+    CLIP's own tokenizer repairs encodings and HTML before it splits a caption, and no token crosses white
+    space. So the tokens of a caption of printable ASCII without '&', which needs no repair, are those of its
+    words in sequence. Other captions and other tokenizers go through open_clip unchanged.
     """
 
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, max_words: int = MAX_WORDS):
+        self.tokenizer, self.max_words = tokenizer, max_words
         self.context_length: int = tokenizer.context_length
         self.by_words = (
             type(tokenizer) is SimpleTokenizer
@@ -31,14 +31,14 @@ class Tokenizer:
         self.words: dict[str, list[int]] = {}
 
     def __call__(self, texts: str | Sequence[str]) -> Tensor:
-        """Tokens of one caption or several, (captions, context_length), int64."""
+        """Tokenize one caption or several: int64, (captions, context_length)."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not self.by_words or not texts:
             return self.tokenizer(texts)
         return torch.tensor([self._row(text) for text in texts])
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {"words": {}}  # each process remembers its own
+        return self.__dict__ | {"words": {}}  # each process has its own cache
 
     def _row(self, text: str) -> list[int]:
         first, last = self.tokenizer.sot_token_id, self.tokenizer.eot_token_id
@@ -52,10 +52,10 @@ class Tokenizer:
         words = self.words
         tokens: list[int] = []
         for word in text.lower().split():
-            found = words.get(word)
-            if found is None:
-                if len(words) >= MAX_WORDS:
+            word_tokens = words.get(word)
+            if word_tokens is None:
+                if len(words) >= self.max_words:
                     words.clear()
-                found = words[word] = self.tokenizer.encode(word)
-            tokens += found
+                word_tokens = words[word] = self.tokenizer.encode(word)
+            tokens += word_tokens
         return tokens

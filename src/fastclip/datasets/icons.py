@@ -1,4 +1,4 @@
-"""`emoji` and `icons`: which sets train, which are held out whole, and the jobs that render them."""
+"""`emoji` and `icons`: the sets to train on, the sets held out completely, and the jobs that render them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from fastclip.files import atomic_write
 log = logging.getLogger(__name__)
 
 EMOJI_TRAIN = ("noto", "noto-v1", "openmoji", "fluent-emoji", "fluent-emoji-flat")
-# A held-out set's drawings again (a fork, an older edition, one without colours): used nowhere.
+# Copies of held-out sets (a fork, an older edition, one without colours): not used at all.
 COPIES = ("famicons", "emojione-v1", "emojione-monotone")
 JOINED_NAMES = ("fxemoji",)  # sets that write names without hyphens
 PAIRS_PER_SHARD = 10_000
-LEAST_SHARDS = 8  # so that a few workers have a few shards each
-LONGEST_KEY = 90  # a tar header holds 100 bytes
+MIN_SHARDS = 8  # a few for each of a few loader workers
+MAX_KEY = 90  # a tar header holds 100 bytes
 
 
-def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
-    """Make the folder's shards, tasks and list of licences; give the summary."""
+def build(name: str, out: Path, *, processes: int, progress: bool) -> Record:
+    """Write the shards, tasks and list of licences; return the summary."""
     renderer = check_renderer()
     tarball = iconify.fetch(wanted=(read_plan(out) or {}).get("package"))
     held_names = COLLECTIONS[name].held_out
@@ -42,7 +42,7 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
 
     plan = {"name": name, "package": iconify.version_of(tarball), "renderer": renderer, "size": SIZE}
     begin(out, plan | {"content": _fingerprint(tarball, train, [tasks for _, tasks in held_out.values()])})
-    run_jobs = partial(run, out=out, workers=workers, progress=progress)
+    run_jobs = partial(run, out=out, processes=processes, progress=progress)
     tests = run_jobs(_task_jobs(out, held_out), label=f"{name}, held-out sets")
     digests = {digest for record in tests for digest in record["digests"]}
     shards = run_jobs(_shard_jobs(out, train, digests), label=f"{name}, training pairs")
@@ -64,13 +64,13 @@ def build(name: str, out: Path, *, workers: int, progress: bool) -> Record:
 
 
 def _left_out(sets: dict[str, IconSet], pairs: dict[str, list[Pair]], records: list[Record]) -> Record:
-    reasons = Counter(why.split(":")[0] for record in records for why in record["skipped"].values())
+    reasons = Counter(reason.split(":")[0] for record in records for reason in record["skipped"].values())
     copies = [prefix for prefix in COPIES if prefix in sets]
     return {
         "hidden by their makers": sum(sets[prefix].hidden for prefix in pairs),
         "same drawing and same caption in one set": sum(len(sets[p].icons) - len(pairs[p]) for p in pairs),
         **({"sets that copy a held-out one": copies} if copies else {}),
-        **{_REASONS.get(why, why): n for why, n in sorted(reasons.items())},
+        **{_REASONS.get(reason, reason): n for reason, n in sorted(reasons.items())},
     }
 
 
@@ -78,7 +78,7 @@ _REASONS = {"held out": "same picture as one of a held-out set", "blank": "blank
 
 
 def pairs_of(icons: IconSet, vocabulary: Counter[str]) -> list[Pair]:
-    """Pairs of a set in byte order of names; one of those with the same drawing and the same caption."""
+    """Pairs of a set in byte order of names, without repeats of the same drawing and caption."""
     caption = captioner(icons, vocabulary if icons.prefix in JOINED_NAMES else None)
     unique: dict[tuple[str, str], Pair] = {}
     for icon in icons.icons:
@@ -88,13 +88,13 @@ def pairs_of(icons: IconSet, vocabulary: Counter[str]) -> list[Pair]:
 
 
 def _key(name: str) -> str:
-    if len(name) <= LONGEST_KEY:
+    if len(name) <= MAX_KEY:
         return name
-    return f"{name[: LONGEST_KEY - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[: MAX_KEY - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def in_hash_order(pairs: Iterable[Pair]) -> list[Pair]:
-    """Mixed, so that a shard is a sample of all sets, and stays nearly the same when the package grows."""
+    """Mix the sets: each shard is a sample of all, and changes little when the package grows."""
     return sorted(pairs, key=lambda pair: hashlib.sha256(pair.key.encode()).digest())
 
 
@@ -110,14 +110,14 @@ def held_out_tasks(icons: IconSet, pairs: Sequence[Pair]) -> list[Task]:
 def _task_jobs(out: Path, held_out: dict[str, tuple[list[Pair], list[Task]]]) -> list[Job]:
     jobs = []
     for prefix, (pairs, tasks) in held_out.items():
-        asked = {key for task in tasks for key, _ in task.items}
-        chosen = [pair for pair in pairs if pair.key in asked]
+        used = {key for task in tasks for key, _ in task.items}
+        chosen = [pair for pair in pairs if pair.key in used]
         jobs.append(Job(f"tasks-{prefix}", render_tasks, (out / "tasks", chosen, tasks), len(chosen)))
     return jobs
 
 
 def _shard_jobs(out: Path, train: list[Pair], digests: set[str]) -> list[Job]:
-    shards = min(max(LEAST_SHARDS, -(-len(train) // PAIRS_PER_SHARD)), len(train))
+    shards = min(max(MIN_SHARDS, -(-len(train) // PAIRS_PER_SHARD)), len(train))
     jobs = []
     for i in range(shards):
         part = train[len(train) * i // shards : len(train) * (i + 1) // shards]
@@ -126,24 +126,24 @@ def _shard_jobs(out: Path, train: list[Pair], digests: set[str]) -> list[Job]:
     return jobs
 
 
-def _fingerprint(tarball: Path, train: Sequence[Pair], asked: Iterable[list[Task]]) -> str:
-    """Of all that decides the result: drawings (by the tarball), keys, captions and tasks."""
+def _fingerprint(tarball: Path, train: Sequence[Pair], held_out: Iterable[list[Task]]) -> str:
+    """Hash everything that determines the result: drawings (by the tarball), keys, captions and tasks."""
     with tarball.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256")
+        content = hashlib.file_digest(file, "sha256")
     for pair in train:
-        found.update(f"{pair.key}\t{pair.caption}\n".encode())
-    for tasks in asked:
-        found.update(repr(tasks).encode())
-    return found.hexdigest()
+        content.update(f"{pair.key}\t{pair.caption}\n".encode())
+    for tasks in held_out:
+        content.update(repr(tasks).encode())
+    return content.hexdigest()
 
 
 def licences(sets: dict[str, IconSet], roles: dict[str, str]) -> str:
-    """A table of every set: its title, its author, its licence, as the package states them."""
+    """A table of all sets with title, author and licence, as stated by the package."""
     lines = [
-        "# Licences of the pictures",
+        "# Licences of the images",
         "",
-        f"Pictures and names come from the npm package `{iconify.PACKAGE}`, works of many authors.",
-        "Each keeps its own licence. Mind them before you pass on the pictures, or what is made from them.",
+        f"The images and their names come from the npm package `{iconify.PACKAGE}` and are by many authors.",
+        "Each set has its own licence. Check it before you redistribute images or anything made from them.",
         "",
         "| set | title | author | licence | use here |",
         "|---|---|---|---|---|",

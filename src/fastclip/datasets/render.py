@@ -1,4 +1,4 @@
-"""SVG to pictures to tar shards: what a worker does with the icons that it is given."""
+"""Render SVG icons into tar shards and tasks; runs in the processes of the build."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fastclip.datasets.iconify import DataUnavailable, Icon
 from fastclip.datasets.resumable_build import Record, tick, write_pairs
 from fastclip.datasets.tasks import Task, write_task
 
-SIZE = 64  # pixels: the tiny models read 32 to 64
+SIZE = 64  # pixels: the tiny models take 32 to 64
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An icon and its caption; the key `set_name` is unique, for names hold no underscore."""
+    """An icon and its caption; the key `set_name` is unique, as names contain no underscore."""
 
     key: str
     caption: str
@@ -27,19 +27,19 @@ class Pair:
 
 
 def check_renderer() -> str:
-    """The renderer's version, or how to install it."""
+    """Return the renderer's version; DataUnavailable if it is not installed."""
     try:
         import resvg_py
     except ImportError as error:
         raise DataUnavailable(
-            "Icons are rendered by resvg-py, which is not installed: pip install 'fastclip[icons]'. "
-            "`fastclip data get scenes` works without."
+            "Icons are rendered with resvg-py, which is not installed: pip install 'fastclip[icons]'. "
+            "`fastclip data get scenes` does not require it."
         ) from error
     return str(resvg_py.__version__)
 
 
 def render(svg: str) -> bytes | str:
-    """An RGB PNG on white; or, as text, why there is none."""
+    """Render an RGB PNG on white; if that fails, return the reason as a string."""
     import resvg_py
 
     try:
@@ -48,18 +48,18 @@ def render(svg: str) -> bytes | str:
         )
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the renderer's panics are no Exception
+    except BaseException as error:  # the renderer's panics are not Exceptions
         return f"cannot be rendered: {' '.join(str(error).split())[:100]}"
-    picture = Image.open(io.BytesIO(bytes(png))).convert("RGB")
-    if picture.getcolors(1):
-        return "blank"  # white on white, or an animation that begins with nothing
-    return encode(picture)
+    image = Image.open(io.BytesIO(bytes(png))).convert("RGB")
+    if image.getcolors(1):
+        return "blank"  # white on white, or an animation that starts empty
+    return encode(image)
 
 
-def encode(picture: Image.Image) -> bytes:
-    """PNG at the fastest compression; level 9 would save a tenth of the bytes for ten times the time."""
+def encode(image: Image.Image) -> bytes:
+    """Encode as PNG at the fastest level; level 9 saves a tenth of the bytes in ten times the time."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG", compress_level=1)
+    image.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 
@@ -68,24 +68,24 @@ def digest(png: bytes) -> str:
 
 
 def render_shard(path: Path, pairs: Sequence[Pair], held_out: Collection[str]) -> Record:
-    """One training shard, without pictures that are also in a held-out set (by `held_out`, their digests)."""
-    pictures, skipped = _render_all(pairs, held_out)
-    write_pairs(path, ((p.key, pictures[p.key], p.caption) for p in pairs if p.key in pictures))
-    return {"pairs": len(pictures), "skipped": skipped}
+    """Write one training shard, without images whose digest is in `held_out`."""
+    images, skipped = _render_all(pairs, held_out)
+    write_pairs(path, ((p.key, images[p.key], p.caption) for p in pairs if p.key in images))
+    return {"pairs": len(images), "skipped": skipped}
 
 
 def render_tasks(folder: Path, pairs: Sequence[Pair], tasks: Sequence[Task]) -> Record:
-    """The tasks of one held-out set; each picture is rendered once."""
-    pictures, skipped = _render_all(pairs)
-    counts = {task.name: write_task(folder / task.name, task, pictures) for task in tasks}
-    return {"tasks": counts, "skipped": skipped, "digests": sorted({*map(digest, pictures.values())})}
+    """Write the tasks of one held-out set; each image is rendered once."""
+    images, skipped = _render_all(pairs)
+    counts = {task.name: write_task(folder / task.name, task, images) for task in tasks}
+    return {"tasks": counts, "skipped": skipped, "digests": sorted({*map(digest, images.values())})}
 
 
 def _render_all(
     pairs: Sequence[Pair], held_out: Collection[str] = ()
 ) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Pictures by key, and why the others are left out."""
-    pictures, skipped = {}, {}
+    """Images by key, and the reasons why others were skipped."""
+    images, skipped = {}, {}
     for pair in pairs:
         png = render(pair.icon.svg(SIZE))
         tick()
@@ -94,5 +94,5 @@ def _render_all(
         elif digest(png) in held_out:
             skipped[pair.key] = "held out"
         else:
-            pictures[pair.key] = png
-    return pictures, skipped
+            images[pair.key] = png
+    return images, skipped

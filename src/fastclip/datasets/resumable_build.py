@@ -1,6 +1,6 @@
-"""A folder of many files, built by many processes, that can be stopped at any moment and continued.
+"""Build a folder of many files with several processes; it can be interrupted at any moment and resumed.
 
-A job writes its files aside, renames them, then leaves a record. A job with a record is not run again.
+A job writes temporary files, renames them, then writes a record. A job with a record is not run again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from fastclip.files import aside, atomic_write
+from fastclip.files import atomic_write, temporary_path
 from fastclip.terminal import progress as progress_bar
 
 log = logging.getLogger(__name__)
@@ -33,23 +33,23 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """A piece of the work; its files depend on its arguments alone, whoever does it and whenever."""
+    """A piece of the work; its files depend on its arguments alone."""
 
     name: str
     work: Callable[..., Record]
-    """A function of a module (workers import it) that writes files and returns what the summary needs."""
+    """A function of a module (other processes import it) that writes files and returns its record."""
     arguments: tuple[Any, ...]
-    pictures: int
-    """How many pictures it makes, for the progress bar."""
+    images: int
+    """How many images it makes, for the progress bar."""
 
 
 def begin(out: Path, plan: Record) -> None:
-    """Keep what was made under the same plan; remove what was made under another."""
-    kept = read_plan(out)
-    if kept != plan:
-        if kept is not None:
-            log.warning("%s was begun with other data or settings: starting again.", out)
-        (out / RECORDS / "plan.json").unlink(missing_ok=True)  # first: what follows may be interrupted too
+    """Keep files built with the same plan; remove those built with another."""
+    previous = read_plan(out)
+    if previous != plan:
+        if previous is not None:
+            log.warning("%s was started with other data or settings: rebuilding.", out)
+        (out / RECORDS / "plan.json").unlink(missing_ok=True)  # first: the next lines may be interrupted too
         for old in (out / "train", out / "tasks", out / RECORDS):
             shutil.rmtree(old, ignore_errors=True)
         (out / RECORDS).mkdir(parents=True)
@@ -64,35 +64,35 @@ def read_plan(out: Path) -> Record | None:
 
 
 def finish(out: Path, summary: Record) -> None:
-    """Remove traces of interruptions and say that all is there. Nothing may follow."""
+    """Remove leftovers of interruptions and mark the folder complete. This must be the last step."""
     for part in list(out.rglob("*.part")):
-        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)  # one may hold another
+        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)  # one may contain another
     atomic_write(out / "complete.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     shutil.rmtree(out / RECORDS)
 
 
-def run(jobs: Sequence[Job], out: Path, *, workers: int, progress: bool, label: str) -> list[Record]:
-    """Do the jobs that have no record yet; give the records of all, in the order of `jobs`."""
+def run(jobs: Sequence[Job], out: Path, *, processes: int, progress: bool, label: str) -> list[Record]:
+    """Run the jobs that have no record yet; return the records of all, in the order of `jobs`."""
     paths = [out / RECORDS / f"{job.name}.json" for job in jobs]
     todo = [(job, path) for job, path in zip(jobs, paths, strict=True) if not path.exists()]
     if done := len(jobs) - len(todo):
-        log.info("%s: continuing; %d of %d parts are there.", label, done, len(jobs))
-    total = sum(job.pictures for job in jobs)
-    before = total - sum(job.pictures for job, _ in todo)
-    with progress_bar(label, "pictures") if progress else nullcontext(lambda done, total: None) as update:
-        run_all = _run_here if workers == 1 or len(todo) < 2 else _run_in_pool
-        run_all(todo, min(workers, len(todo)), lambda made: update(before + made, total))
+        log.info("%s: resuming, %d of %d parts are complete", label, done, len(jobs))
+    total = sum(job.images for job in jobs)
+    before = total - sum(job.images for job, _ in todo)
+    with progress_bar(label, "images") if progress else nullcontext(lambda done, total: None) as update:
+        run_all = _run_here if processes == 1 or len(todo) < 2 else _run_in_pool
+        run_all(todo, min(processes, len(todo)), lambda made: update(before + made, total))
     return [json.loads(path.read_text()) for path in paths]
 
 
 def tick() -> None:
-    """Work functions call it after each picture: it moves the bar, and ends a worker if the run stopped."""
+    """Called by work functions after each image: advances the bar, and ends a process if the run stopped."""
     _on_tick()
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Members in the given order; nothing in the headers tells who wrote the file, or when."""
-    part = aside(path)
+    """Write members in the given order; the headers have no user and no time."""
+    part = temporary_path(path)
     with tarfile.open(part, "w", format=tarfile.GNU_FORMAT) as tar:
         for name, content in members:
             header = tarfile.TarInfo(name)
@@ -102,13 +102,13 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 
 def write_pairs(path: Path, pairs: Iterable[tuple[str, bytes, str]], extension: str = "txt") -> None:
-    """A tar of pictures, KEY.png, each with its caption or label beside it, KEY.extension."""
+    """Write a tar of images, KEY.png, each with its caption or label, KEY.extension."""
     members = (((f"{key}.png", png), (f"{key}.{extension}", text.encode())) for key, png, text in pairs)
     write_tar(path, chain.from_iterable(members))
 
 
 def shard_counts(shards: list[Record]) -> Record:
-    """What the summary says of the training shards."""
+    """The training shards in the summary."""
     pairs = {f"{i:05d}.tar": record["pairs"] for i, record in enumerate(shards)}
     return {"pairs": sum(pairs.values()), "shards": pairs}
 
@@ -117,7 +117,7 @@ def _perform(job: Job, record: Path) -> None:
     atomic_write(record, json.dumps(job.work(*job.arguments)))
 
 
-def _run_here(todo: list[tuple[Job, Path]], _workers: int, show: Callable[[int], None]) -> None:
+def _run_here(todo: list[tuple[Job, Path]], _processes: int, show: Callable[[int], None]) -> None:
     global _on_tick
     made = count(1)
     before, _on_tick = _on_tick, lambda: show(next(made))
@@ -128,14 +128,14 @@ def _run_here(todo: list[tuple[Job, Path]], _workers: int, show: Callable[[int],
         _on_tick = before
 
 
-def _run_in_pool(todo: list[tuple[Job, Path]], workers: int, show: Callable[[int], None]) -> None:
+def _run_in_pool(todo: list[tuple[Job, Path]], processes: int, show: Callable[[int], None]) -> None:
     context = multiprocessing.get_context("spawn")  # a fork would copy the locks of torch's threads
     made, stop = context.Value("q", 0), context.Event()
     waiting, running = iter(todo), set[Future[None]]()
-    with ProcessPoolExecutor(workers, context, _enter_worker, (made, stop)) as pool:
+    with ProcessPoolExecutor(processes, context, _enter_process, (made, stop)) as pool:
         try:
             while True:
-                for job, record in islice(waiting, workers + 1 - len(running)):  # one ready ahead
+                for job, record in islice(waiting, processes + 1 - len(running)):  # one queued
                     running.add(pool.submit(_perform, job, record))
                 if not running:
                     return
@@ -148,13 +148,13 @@ def _run_in_pool(todo: list[tuple[Job, Path]], workers: int, show: Callable[[int
             raise
 
 
-def _enter_worker(made: Any, stop: Any) -> None:
-    """In a worker: count for the parent, leave Ctrl-C to it, and do not outlive it (kill -9 says nothing)."""
+def _enter_process(made: Any, stop: Any) -> None:
+    """Set up a process of the pool: count for the parent, leave Ctrl-C to it, and exit when it is killed."""
     global _on_tick
 
     def count_for_parent() -> None:
         if stop.is_set():
-            raise RuntimeError("stopped: another part failed, or the run was interrupted")
+            raise RuntimeError("stopped: another part failed, or the build was interrupted")
         with made.get_lock():
             made.value += 1
 

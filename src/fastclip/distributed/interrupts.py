@@ -1,7 +1,7 @@
-"""Turns SIGTERM and Ctrl-C into a clean stop at the same step on all workers, so that no work is lost.
+"""Turns SIGTERM and Ctrl-C into a clean stop at the same step on all ranks, with nothing lost.
 
-A cluster that takes a machine back signals one worker, or all at slightly different moments. A worker that
-stopped alone would leave the others waiting for it; so all agree, once a step, on what happens next.
+A preempting cluster signals one rank, or all ranks at slightly different times. A rank that stopped alone
+would leave the others waiting, so all ranks agree once per step on what to do next.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOPPED_CLEANLY = 75
-"""Exit code of a run that was asked to stop, saved, and can be resumed: EX_TEMPFAIL, "try again later"."""
+"""Exit code of a run that was interrupted, saved, and can be resumed: EX_TEMPFAIL, "try again later"."""
 
 
 class StoppedCleanly(Exception):
-    """The run was asked to stop, and has saved all that it needs to go on after `step`."""
+    """The run was interrupted and has saved a checkpoint; it can resume after `step`."""
 
     def __init__(self, step: int):
-        super().__init__(f"Stopped after step {step:,}, which is saved. Start again to go on from there.")
+        super().__init__(
+            f"Stopped after step {step:,}; a checkpoint is saved. Run the same command to resume."
+        )
         self.step = step
 
 
 class Decision(NamedTuple):
-    """What all workers do next."""
+    """What all ranks do next."""
 
-    stop: bool  # somebody was asked to
-    due: bool  # worker 0 says that what goes by the clock, such as a checkpoint every few minutes, is due
+    stop: bool  # a rank was asked to stop
+    due: bool  # rank 0 says that timed work, such as a checkpoint every few minutes, is due
 
 
 class Interrupts:
-    """While inside, SIGTERM and Ctrl-C only ask for a stop; a second Ctrl-C interrupts at once, as usual.
+    """Inside, SIGTERM and Ctrl-C only request a stop; a second Ctrl-C interrupts immediately, as usual.
 
         with Interrupts(world) as interrupts:
             for step in range(start, stop):
@@ -50,13 +52,13 @@ class Interrupts:
                     save(step)
                     raise StoppedCleanly(step)
 
-    Outside of the main thread signals are left alone, and only `request` asks for a stop.
+    Outside the main thread signals are not handled, and only `request` requests a stop.
     """
 
     def __init__(self, world: World):
         self.world = world
-        self._stop = self._told = False
-        self._handlers: dict[signal.Signals, object] = {}  # those that were there before
+        self._stop = self._logged = False
+        self._handlers: dict[signal.Signals, object] = {}  # the previous ones
         self._sent: tuple[torch.Tensor, dist.Work] | None = None
 
     def __enter__(self) -> Interrupts:
@@ -72,54 +74,54 @@ class Interrupts:
         self._handlers.clear()
         if kind is None or issubclass(kind, StoppedCleanly):
             self._receive()
-        self._sent = None  # after a failure the others may never answer
+        self._sent = None  # after a failure the other ranks may never answer
 
     def request(self) -> None:
-        """Ask all workers to stop."""
+        """Ask all ranks to stop."""
         self._stop = True
 
     def poll(self, due: bool = False) -> Decision:
-        """The same decision on every worker; all call it once a step.
+        """Return the same decision on every rank; all call it once per step.
 
-        With several workers it is about what they said in the call before, as the words travel during the
-        step; nobody waits, and no GPU is touched. `due` counts on worker 0 only. It may stay true until it
-        was answered: that is one request.
+        With several ranks the decision is about the flags of the previous call, which travel during the step:
+        no rank waits, and no GPU is touched. `due` counts on rank 0 only. It may stay true until it is
+        answered: that is one request.
         """
         if self.world.size == 1:
             return Decision(self._stop, due)
         decision = self._receive()
-        if decision.stop and not self._told:
-            self._tell("A worker was asked to stop")
+        if decision.stop and not self._logged:
+            self._log("Another rank was asked to stop")
         due = due and self.world.is_main and not decision.due
-        words = torch.tensor([self._stop, due], dtype=torch.int32)
-        work = dist.all_reduce(words, dist.ReduceOp.MAX, group=self.world.control, async_op=True)
-        self._sent = words, work
+        flags = torch.tensor([self._stop, due], dtype=torch.int32)
+        work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.world.control, async_op=True)
+        self._sent = flags, work
         return decision
 
     def _receive(self) -> Decision:
-        """What all workers said in the last call; nothing before the first."""
+        """The flags of all ranks in the last call; none before the first."""
         if self._sent is None:
             return Decision(False, False)
-        words, work = self._sent
+        flags, work = self._sent
         work.wait()
-        return Decision(*words.bool().tolist())
+        return Decision(*flags.bool().tolist())
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            _in_a_child(number)
+            _on_signal_in_child(number)
         elif self._stop and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         elif not self._stop:
             self.request()
-            self._tell(signal.Signals(number).name)
+            self._log(signal.Signals(number).name)
 
-    def _tell(self, why: str) -> None:
-        self._told = True
-        log.warning("%s: stopping after this step, saving. Ctrl-C again quits at once, without saving.", why)
+    def _log(self, reason: str) -> None:
+        self._logged = True
+        log.warning("%s: saving and stopping after this step. Ctrl-C again quits without saving.", reason)
 
 
-def _in_a_child(number: int) -> None:
-    """A forked process inherits the handlers. Ctrl-C reaches it too, and is its parent's business alone."""
+def _on_signal_in_child(number: int) -> None:
+    """A forked process inherits the handlers. Ctrl-C reaches it too, but only its parent handles it."""
     if number == signal.SIGTERM:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""How workers find each other: under torchrun, under Slurm's srun, or alone; without flags of our own."""
+"""How ranks find each other: under torchrun, under Slurm's srun, or alone; no options are needed."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from fastclip.distributed.interrupts import StoppedCleanly
+from fastclip.errors import InputError, OptionError
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class World:
-    """All workers of a run, as seen by one of them."""
+    """All ranks of a run, as seen by one of them."""
 
     rank: int
     size: int
-    local_rank: int  # this worker's number on its machine, which is that of its GPU
+    local_rank: int  # this rank's number on its machine, and its GPU's
     device: torch.device
-    control: dist.ProcessGroup | None  # gloo, for words that must not touch the GPU; None alone and when left
+    control: dist.ProcessGroup | None  # gloo, for messages that bypass the GPU; None if alone or left
 
     @classmethod
     def alone(cls, device: torch.device | str = "cpu") -> World:
-        """One worker, and no process group."""
+        """One rank, and no process group."""
         return cls(0, 1, 0, torch.device(device), None)
 
     @property
     def is_main(self) -> bool:
-        """Whether this worker is the one that speaks, and writes what exists once."""
+        """Whether this rank logs, and writes the files that exist once."""
         return self.rank == 0
 
     def agree(self, value: Value) -> Value:
-        """Worker 0's value, on every worker."""
+        """Return rank 0's value on every rank."""
         return value if self.size == 1 else broadcast_object(value, self.control)
 
     def gather(self, value: Value) -> list[Value]:
-        """Everyone's values in the order of ranks, on every worker."""
+        """Return the values of all ranks, in their order, on every rank."""
         return [value] if self.size == 1 else gather_objects(value, self.control)
 
     def barrier(self) -> None:
-        """Wait until every worker is here."""
+        """Wait for all ranks."""
         if self.size > 1:
             dist.barrier(group=self.control)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Worker 0 builds what is cached; the others then find it."""
+        """Rank 0 runs the block first and fills caches; then the other ranks run it."""
         if not self.is_main:
             self.barrier()
         try:
@@ -69,7 +70,7 @@ class World:
 
 
 def broadcast_object(value: Value, group: dist.ProcessGroup | None = None) -> Value:
-    """Rank 0's value on every rank of the group; the value itself where there is no group."""
+    """Return rank 0's value on every rank of the group; without a group, the value itself."""
     if not dist.is_initialized():
         return value
     values = [value]
@@ -78,7 +79,7 @@ def broadcast_object(value: Value, group: dist.ProcessGroup | None = None) -> Va
 
 
 def gather_objects(value: Value, group: dist.ProcessGroup | None = None) -> list[Value]:
-    """The values of all ranks of the group, in their order; this one alone where there is no group."""
+    """Return the values of all ranks of the group, in their order; without a group, only this one."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size(group)
@@ -88,10 +89,10 @@ def gather_objects(value: Value, group: dist.ProcessGroup | None = None) -> list
 
 @contextmanager
 def join_world(*, timeout: float = 1800) -> Iterator[World]:
-    """The world of this run; a process group exists inside if there are several workers.
+    """Join the world of this run; a process group exists inside if there are several ranks.
 
     Args:
-        timeout: seconds to wait for the other workers, at the start and in every exchange.
+        timeout: seconds to wait for other ranks, at the start and in every collective.
     """
     place = find_place(os.environ)
     if place is None or place.size == 1:
@@ -102,22 +103,35 @@ def join_world(*, timeout: float = 1800) -> Iterator[World]:
     try:
         try:
             yield world
-        except StoppedCleanly as error:  # all workers stop at the same step, and leave together
+        except StoppedCleanly as error:  # all ranks stop at the same step, and leave together
             stopped = error
-        world.barrier()  # nobody leaves while another may still need what worker 0 keeps for all
+        world.barrier()  # rank 0 holds the store, which the others need until they leave
     except BaseException as error:
         _break_off(world)
-        # gloo's errors are of no kind of their own, but name its source file
+        # gloo raises a plain RuntimeError, which names its source file
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error)):
-            raise RuntimeError(_lost(world, timeout, error)) from error
+            raise LostRanks(world, timeout, error) from error
         raise
     _leave(world)
     if stopped is not None:
         raise stopped
 
 
+class LostRanks(RuntimeError):
+    """A collective of this `rank` failed, or got no answer for `timeout` seconds."""
+
+    def __init__(self, world: World, timeout: float, error: BaseException):
+        self.rank, self.timeout = world.rank, timeout
+        super().__init__(
+            f"Rank {world.rank} lost contact with the other {world.size - 1}: a collective failed, or got no "
+            f"answer for {timeout:.0f} s (--timeout). If another rank reports a different error, fix that; "
+            "otherwise check that all machines are up and reach each other. Then run the same command: "
+            f"training resumes from the last checkpoint. torch says: {error}"
+        )
+
+
 def silence_other_ranks(world: World) -> None:
-    """Worker 0 speaks; the others only log errors, which say whose they are."""
+    """Make all ranks except 0 log only errors, prefixed with their rank."""
     if world.is_main:
         return
     logging.getLogger("fastclip").setLevel(logging.ERROR)
@@ -126,14 +140,14 @@ def silence_other_ranks(world: World) -> None:
     def make_ours(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make_record(*args, **kwargs)
         if record.name.split(".")[0] == "fastclip":
-            record.msg = f"worker {world.rank}: {record.msg}"
+            record.msg = f"rank {world.rank}: {record.msg}"
         return record
 
-    logging.setLogRecordFactory(make_ours)  # a filter of a logger would miss the records of its children
+    logging.setLogRecordFactory(make_ours)  # a filter on a logger misses the records of its children
 
 
 class Place(NamedTuple):
-    """This process's place among the workers, and where they meet."""
+    """This process's place among the ranks, and where they meet."""
 
     rank: int
     size: int
@@ -143,17 +157,17 @@ class Place(NamedTuple):
 
 
 def find_place(environ: Mapping[str, str]) -> Place | None:
-    """What the launcher said in the environment; None for a process that runs alone.
+    """Read the launcher's environment variables; None for a process that runs alone.
 
-    Only srun sets SLURM_STEP_NUM_TASKS. SLURM_NTASKS is there in a batch script too, whose python runs alone
-    and would wait for others in vain.
+    Only srun sets SLURM_STEP_NUM_TASKS. SLURM_NTASKS is also set in a batch script, whose python runs alone
+    and would wait for other ranks forever.
     """
     if "RANK" in environ:
         return _under_torchrun(environ)
     if "SLURM_STEP_NUM_TASKS" in environ and _integer(environ, "SLURM_STEP_NUM_TASKS") > 1:
         return _under_srun(environ)
     if "WORLD_SIZE" in environ or "LOCAL_RANK" in environ:
-        return _under_torchrun(environ)  # which says what is missing
+        return _under_torchrun(environ)  # raises: RANK is missing
     return None
 
 
@@ -161,7 +175,7 @@ def _under_torchrun(environ: Mapping[str, str]) -> Place:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     _require(environ, names, "torchrun sets all of them: `torchrun --nproc-per-node 8 …`")
     rank, size, local_rank, port = (_integer(environ, name) for name in names if name != "MASTER_ADDR")
-    return _checked(Place(rank, size, local_rank, environ["MASTER_ADDR"], port))
+    return _checked(Place(rank, size, local_rank, environ["MASTER_ADDR"], port), "RANK", "LOCAL_RANK")
 
 
 def _under_srun(environ: Mapping[str, str]) -> Place:
@@ -170,48 +184,52 @@ def _under_srun(environ: Mapping[str, str]) -> Place:
     rank, size, local_rank = (_integer(environ, name) for name in names)
     if "MASTER_PORT" in environ:
         port = _integer(environ, "MASTER_PORT")
-    else:  # another one for each step of each job: several may share a machine
+    else:  # one per step of each job: several may share a machine
         ids = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-        _require(environ, ids, "srun sets both, or set MASTER_PORT, say to 29500")
+        _require(environ, ids, "srun sets both; or set MASTER_PORT yourself, e.g. to 29500")
         job, step = (_integer(environ, name) for name in ids)
         port = 20_000 + (31 * job + step) % 40_000
     address = environ.get("MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"])
-    return _checked(Place(rank, size, local_rank, address, port))
+    return _checked(Place(rank, size, local_rank, address, port), "SLURM_PROCID", "SLURM_LOCALID")
 
 
 def _first_host(nodelist: str) -> str:
     """ "node003" of "node[003-005,7],gpu1": Slurm puts task 0 on the first machine."""
     first = re.match(r"((?:[^\[\],\s]|\[\d[\d,-]*\])+)(?:,|$)", nodelist)
     if first is None:
-        raise ValueError(
-            f"SLURM_STEP_NODELIST={nodelist!r} is no list of machines such as 'node[003-005],gpu1'; "
-            "set MASTER_ADDR to the name of the first machine."
+        raise OptionError(
+            "SLURM_STEP_NODELIST",
+            nodelist,
+            "must be a list of hosts",
+            example="node[003-005],gpu1",
+            advice="If Slurm set it so, set MASTER_ADDR to the name of the first host.",
         )
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[1])
 
 
-def _checked(place: Place) -> Place:
+def _checked(place: Place, rank_variable: str, local_rank_variable: str) -> Place:
     rank, size, local_rank, _, port = place
     if not 0 <= rank < size:
-        raise ValueError(f"This is worker {rank} of {size}: the number must lie in [0, {size}).")
+        raise OptionError(rank_variable, rank, f"must be in [0, {size}), as there are {size} ranks")
     if local_rank < 0:
-        raise ValueError(f"The local rank is {local_rank}; try 0 with one worker on each machine.")
+        raise OptionError(local_rank_variable, local_rank, "must be at least 0")
     if not 0 < port < 65_536:
-        raise ValueError(f"MASTER_PORT={port} must lie in [1, 65535]; try 29500.")
+        raise OptionError("MASTER_PORT", port, "must be in [1, 65535]", example=29500)
     return place
 
 
 def _require(environ: Mapping[str, str], names: tuple[str, ...], advice: str) -> None:
     if missing := [name for name in names if not environ.get(name)]:
-        there = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
-        raise ValueError(f"{', '.join(missing)} not set in the environment, beside {there}. {advice}.")
+        present = [f"{name}={environ[name]}" for name in names if environ.get(name)]
+        beside = f" beside {', '.join(present)}" if present else ""
+        raise InputError(", ".join(missing), f"must be set in the environment{beside}. {advice}.")
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
     except ValueError:
-        raise ValueError(f"{name}={environ[name]!r} in the environment must be a whole number.") from None
+        raise OptionError(name, environ[name], "must be an integer") from None
 
 
 def _join(place: Place, timeout: timedelta) -> World:
@@ -227,35 +245,43 @@ def _join(place: Place, timeout: timedelta) -> World:
             device_id=device if on_gpu else None,
         )
         control: Any = dist.new_group(backend="gloo", timeout=timeout) if on_gpu else _default_group()
-    except RuntimeError as error:  # what torch raises for the network and for time-outs derives from it
-        raise RuntimeError(
-            f"Worker {place.rank} did not meet the other {place.size - 1} at {place.address}:{place.port} "
-            f"(waiting at most {timeout.total_seconds():.0f} s). Were all {place.size} started, and do they "
-            f"still run? Does {place.address!r} name the machine of worker 0 everywhere, and is port "
-            f"{place.port} free and open there (set MASTER_PORT to use another)? torch says: {error}"
-        ) from error
+    except RuntimeError as error:  # torch's errors of the network and of timeouts derive from it
+        raise JoinError(place, timeout, error) from error
     return World(place.rank, place.size, place.local_rank, device, control)
 
 
+class JoinError(RuntimeError):
+    """A rank did not meet the others at its `place`."""
+
+    def __init__(self, place: Place, timeout: timedelta, error: RuntimeError):
+        self.place = place
+        super().__init__(
+            f"Rank {place.rank} did not meet the other {place.size - 1} at {place.address}:{place.port} "
+            f"(timeout: {timeout.total_seconds():.0f} s). Check that all {place.size} ranks are running, "
+            f"that {place.address!r} is the machine of rank 0 everywhere, and that port {place.port} is free "
+            f"and open there (set MASTER_PORT to use another). torch says: {error}"
+        )
+
+
 def _find_store(place: Place, timeout: timedelta) -> dist.Store:
-    """Where workers leave words for each other: torchrun's store, or one that worker 0 opens."""
-    os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))  # where env:// looks
+    """Open the key-value store that the ranks share: torchrun's, or one that rank 0 hosts."""
+    os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))  # env:// reads them
     return next(rendezvous("env://", place.rank, place.size, timeout=timeout))[0]
 
 
 def _meet(store: dist.Store, place: Place, timeout: timedelta) -> dist.Store:
-    """A part of the store for these processes alone.
+    """Return a part of the store that only the ranks of this start use.
 
-    When workers die, torchrun starts new ones with the same store, in which the addresses of the dead still
-    are, and nothing that it says tells the starts apart on all machines. So worker 0 gives each start a name,
-    and the others believe a name that they find only if worker 0 answers them.
+    After a failure torchrun starts new ranks with the same store, which still holds the addresses of the dead
+    ones, and nothing that it sets distinguishes the starts on all machines. So rank 0 names each start, and
+    the others trust a name only if rank 0 answers them under it.
     """
-    name = secrets.token_hex(8)  # of the start if this is worker 0, else of this worker alone
+    name = secrets.token_hex(8)  # of the start on rank 0, else of this process
     if place.rank == 0:
         store.set("fastclip/start", name)
         for rank in range(1, place.size):
-            who = store.get(f"{name}/{rank}").decode()
-            store.set(f"{name}/{rank}/{who}", "welcome")
+            process = store.get(f"{name}/{rank}").decode()
+            store.set(f"{name}/{rank}/{process}", "welcome")
         return dist.PrefixStore(name, store)
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
@@ -263,7 +289,7 @@ def _meet(store: dist.Store, place: Place, timeout: timedelta) -> dist.Store:
         store.set(f"{start}/{place.rank}", name)
         try:
             store.wait([f"{start}/{place.rank}/{name}"], timedelta(seconds=1))
-        except dist.DistStoreError:  # no answer: perhaps it is the name of a start that has failed
+        except dist.DistStoreError:  # no answer: it may be the name of a start that failed
             if time.monotonic() > deadline:
                 raise
         else:
@@ -275,18 +301,20 @@ def _device(local_rank: int) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count == 1 and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
-        local_rank = 0  # srun --gpus-per-task shows each worker its own GPU alone
+        local_rank = 0  # with srun --gpus-per-task each rank sees only its own GPU
     if local_rank >= count:
-        raise ValueError(
-            f"This is worker {local_rank} of its machine, counted from 0, but it sees {count} "
-            f"GPU{'s' if count > 1 else ''}. Start at most {count} on each machine."
+        raise OptionError(
+            "LOCAL_RANK" if "RANK" in os.environ else "SLURM_LOCALID",
+            local_rank,
+            f"must be less than {count}, the number of GPUs that this rank sees",
+            advice=f"Start at most {count} per machine.",
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
 def _leave(world: World) -> None:
-    """Without the last reference to them gloo's threads end here, not while Python exits, which may crash."""
+    """Drop the last reference to gloo's threads: they end here, not while Python exits, which may crash."""
     object.__setattr__(world, "control", None)
     dist.destroy_process_group()
 
@@ -295,24 +323,15 @@ _broken_off: list[object] = []
 
 
 def _break_off(world: World) -> None:
-    """Leave the group without waiting for anybody: after a failure the others may never answer.
+    """Leave the group without waiting for other ranks: after a failure they may never answer.
 
-    Without the reference a gloo group would be deleted, which waits until its last exchange has ended.
+    A reference to the group is kept, as deleting a gloo group waits for its last collective.
     """
     _broken_off.extend([_default_group(), world.control])
-    with contextlib.suppress(RuntimeError):  # the failure itself is what has to be seen
+    with contextlib.suppress(RuntimeError):  # the original failure is the one to report
         if world.device.type == "cuda":
-            _default_group().abort()  # or NCCL would wait for kernels that wait for the others
+            _default_group().abort()  # or NCCL waits for kernels that wait for other ranks
         dist.destroy_process_group()
-
-
-def _lost(world: World, timeout: float, error: BaseException) -> str:
-    return (
-        f"Worker {world.rank} lost touch with the other {world.size - 1}: an exchange broke off, or nothing "
-        f"came for {timeout:.0f} s (`timeout`). If another worker names a fault of its own, mend that; else "
-        "see whether all machines are up and reach each other. Then call again: a run goes on from its last "
-        f"checkpoint. torch says: {error}"
-    )
 
 
 def _default_group() -> dist.ProcessGroup:

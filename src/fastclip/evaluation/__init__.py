@@ -1,1 +1,1 @@
-"""How good a model is."""
+"""Scoring models: tasks, features, metrics, suites."""

@@ -1,4 +1,4 @@
-"""The verb `fastclip eval`."""
+"""The command `fastclip eval`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fastclip.errors import InputError, OptionError
 from fastclip.evaluation.suites import SUITES, Mean, Suite, find_suite
 from fastclip.terminal import console, progress
 
@@ -40,23 +41,23 @@ def evaluate(
           --suite datacomp
       fastclip eval --tasks data/datacomp --suite datacomp --list
 
-    Features of images are kept, so that scoring again is quick; what was interrupted goes on. Several
-    workers share the work: `torchrun --nproc-per-node 8 -m fastclip eval …`. docs/evaluation.md explains the
-    measures, and how to get the public tasks.
+    Image features are cached, so scoring again is quick, and an interrupted evaluation resumes. Several GPUs
+    share the work: `torchrun --nproc-per-node 8 -m fastclip eval …`. docs/evaluation.md explains the metrics
+    and how to get the public tasks.
 
     Args:
         model: a run's folder, an exported folder, or an open_clip name with --pretrained.
-        tasks: a folder of task folders (CLIP_benchmark's and DataComp's layout), one task folder, a folder of
+        tasks: a folder of task folders (layout of CLIP_benchmark and DataComp), one task folder, a folder of
             CLASS/image files, or any pairs for retrieval.
-        select: names of tasks, separated by commas; all if left out.
-        suite: SUITES: only its tasks, and its means (for datacomp the paper's three).
-        list: show which tasks are there, and of a suite which are missing, and score nothing.
+        select: names of tasks, separated by commas; default: all.
+        suite: SUITES: score only its tasks, and report its means (for datacomp the paper's three).
+        list: only list the tasks that are present, and those of the suite that are missing.
         pretrained: weights for an open_clip name: a file, a folder or a tag.
         checkpoint: which checkpoint of a run.
-        out: folder for results.jsonl; RUN/evaluation for a run, evaluations/NAME otherwise.
-        precision: what matrices are multiplied in.
-        batch_size: images, and texts, encoded at once.
-        workers: processes that decode images, for each worker.
+        out: folder for results.jsonl; default: RUN/evaluation for a run, otherwise evaluations/NAME.
+        precision: dtype of matrix products.
+        batch_size: images, and texts, per batch.
+        workers: loader workers per rank.
         json: print JSON instead of a table.
     """
     chosen = find_suite(suite) if suite else None
@@ -66,15 +67,19 @@ def evaluate(
         _print_list(folders, missing, json)
         return
     if model is None:
-        raise ValueError("Which model? Give a run's folder, an exported folder, or a name with --pretrained.")
+        raise InputError(
+            "model", "is required: a run's folder, an exported folder, or a name with --pretrained."
+        )
     if chosen is not None and not folders:
-        raise ValueError(
-            f"--tasks {tasks} holds none of the {len(chosen.rows)} tasks of {suite}. --list names them, and "
-            "docs/evaluation.md says how to get them."
+        raise OptionError(
+            "tasks",
+            tasks,
+            f"holds none of the {len(chosen.rows)} tasks of {suite}",
+            advice="--list names them; docs/evaluation.md says how to get them.",
         )
     folders, out = _selected(folders, select), out or _results_folder(model)
     results = _score_all(model, folders, pretrained, checkpoint, out, precision, batch_size, workers)
-    if results is not None:  # worker 0 speaks
+    if results is not None:  # on rank 0
         _report(results, chosen, missing, json)
 
 
@@ -82,7 +87,7 @@ evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
 
 
 def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:
-    """Task folders by name, or the source of pairs itself; of a suite those that are there, in its order."""
+    """Task folders by name, or the source of pairs; for a suite, the tasks that are present, in its order."""
     from fastclip.data.sources import find_files
     from fastclip.evaluation.task_layout import find_tasks
 
@@ -91,9 +96,11 @@ def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:
     if suite is not None:
         return {row.folder: found[row.folder] for row in suite.rows if row.folder in found}
     if not found and (folder / "tasks").is_dir():
-        raise ValueError(f"--tasks {tasks} holds no task folders; try --tasks {Path(tasks) / 'tasks'}.")
+        raise OptionError(
+            "tasks", tasks, "holds no task folders", advice=f"Try --tasks {Path(tasks) / 'tasks'}."
+        )
     if not found:
-        find_files(tasks)  # says so if there is nothing
+        find_files(tasks)  # raises if there is nothing
         found[folder.name] = tasks
     return found
 
@@ -103,8 +110,7 @@ def _selected(folders: dict[str, Path | str], select: str | None) -> dict[str, P
         return folders
     names = [name.strip() for name in select.split(",") if name.strip()]
     if unknown := [name for name in names if name not in folders] if names else [select]:
-        there = ", ".join(folders) or "none"
-        raise ValueError(f"--select {unknown[0]}: there is no such task; there are {there}.")
+        raise OptionError.unknown("select", unknown[0], folders)
     return {name: folders[name] for name in names}
 
 
@@ -127,7 +133,7 @@ def _score_all(
     batch_size: int,
     workers: int,
 ) -> list[Result] | None:
-    """Results in the order of tasks, on worker 0."""
+    """Results in the order of the tasks, on rank 0."""
     import torch
 
     from fastclip.distributed.world import join_world, silence_other_ranks
@@ -162,7 +168,7 @@ def _score_all(
 
 
 def _report(results: list[Result], suite: Suite | None, missing: list[str], json: bool) -> None:
-    """Print the results; what could not be scored is an error in the end."""
+    """Print the results; raise at the end if a task could not be scored."""
     values = {result.task: result.value for result in results if result.value is not None}
     (_print_json if json else _print_table)(results, suite.means(values) if suite else None, missing)
     if failed := [result.task for result in results if result.error]:
@@ -170,18 +176,18 @@ def _report(results: list[Result], suite: Suite | None, missing: list[str], json
 
 
 def _print_json(results: list[Result], means: list[Mean] | None, missing: list[str]) -> None:
-    found: dict = {"results": [asdict(result) for result in results]}
+    output: dict = {"results": [asdict(result) for result in results]}
     if means is not None:
-        found["means"] = [mean._asdict() | {"partial": mean.partial} for mean in means]
-        found["missing"] = missing
-    print(json_module.dumps(found, indent=2))
+        output["means"] = [mean._asdict() | {"partial": mean.partial} for mean in means]
+        output["missing"] = missing
+    print(json_module.dumps(output, indent=2))
 
 
 def _print_table(results: list[Result], means: list[Mean] | None, missing: list[str]) -> None:
     from rich.table import Column, Table
 
     images, percent = (Column(name, justify="right", no_wrap=True) for name in ("images", "%"))
-    columns = Column("task", overflow="fold"), images, Column("measure", no_wrap=True), percent
+    columns = Column("task", overflow="fold"), images, Column("metric", no_wrap=True), percent
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for result in results:
         used = f"{result.images - result.unusable:,}" if result.images else "–"
@@ -190,7 +196,7 @@ def _print_table(results: list[Result], means: list[Mean] | None, missing: list[
     console().print(table)
     for result in results:
         if result.unusable:
-            print(f"{result.task}: {result.unusable:,} images could not be used, and were left out")
+            print(f"{result.task}: skipped {result.unusable:,} images that could not be used")
         if result.error:
             print(f"{result.task}: {result.error}")
     if means is not None:

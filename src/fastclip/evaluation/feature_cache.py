@@ -1,4 +1,4 @@
-"""Features of images, kept in a file: encoded once for a model, and again when it or an image changes."""
+"""Image features cached in a file: encoded once per model, and again when it or an image changes."""
 
 from __future__ import annotations
 
@@ -14,51 +14,52 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fastclip.data.loader import BadSample
-from fastclip.evaluation.features import Encoder, ImageFeatures, Pictures, Progress
+from fastclip.evaluation.features import Encoder, ImageFeatures, Images, Progress
 from fastclip.model import TwoTowers
 
 log = logging.getLogger(__name__)
-VERSION = 1  # of how features come about; another one encodes all anew
+VERSION = 1  # of how features are made; change it to encode everything again
 
 
 def model_key(model: TwoTowers, autocast: torch.dtype | None) -> str:
     """A digest of everything that features depend on: weights, preprocessing, precision.
 
-    The temperature is no part of it: a run's model and its export have the same features.
+    The temperature is excluded: a run and its export have the same features.
     """
-    found = blake2b(digest_size=16)
-    found.update(json.dumps([VERSION, model.model_cfg, model.preprocess_cfg, str(autocast)]).encode())
+    hasher = blake2b(digest_size=16)
+    hasher.update(json.dumps([VERSION, model.model_cfg, model.preprocess_cfg, str(autocast)]).encode())
     for name, tensor in model.clip.state_dict().items():
         if not name.startswith("logit_"):
-            found.update(name.encode())
-            found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return found.hexdigest()
+            hasher.update(name.encode())
+            hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return hasher.hexdigest()
 
 
 def cached_features(
-    pictures: Pictures, encoder: Encoder, file: Path, key: str, progress: Progress | None = None
+    images: Images, encoder: Encoder, file: Path, key: str, progress: Progress | None = None
 ) -> ImageFeatures:
-    """Those of `file` if every worker finds them there under this key; else encoded, and put there."""
-    found = _read(file, key, encoder.device)
-    if encoder.all_agree(found is not None) and found is not None:
-        return found
-    found = encoder.images(pictures, progress)
+    """The features in `file` if every rank finds them there under this key; else encode and save them."""
+    cached = _read(file, key, encoder.device)
+    if encoder.all_agree(cached is not None) and cached is not None:
+        return cached
+    features = encoder.images(images, progress)
     if encoder.world.is_main:
-        _write(file, key, found)
-    return found
+        _write(file, key, features)
+    return features
 
 
 def _read(file: Path, key: str, device: torch.device) -> ImageFeatures | None:
     if not file.exists():
         return None
     try:
-        found = load_file(file, device=str(device))
-        about = json.loads(bytes(found["about"].tolist()))
+        tensors = load_file(file, device=str(device))
+        about = json.loads(bytes(tensors["about"].tolist()))
         if about["key"] != key:
             return None
-        return ImageFeatures(found["image_bd"], found["kept_b"], [BadSample(*bad) for bad in about["bad"]])
+        bad = [BadSample(*sample) for sample in about["bad"]]
+        return ImageFeatures(tensors["image_bd"], tensors["kept_b"], bad)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s is broken (%s); the images are encoded again.", file, error)
+        log.warning("%s cannot be read (%s); encoding the images again.", file, error)
         return None
 
 
@@ -69,7 +70,7 @@ def _write(file: Path, key: str, features: ImageFeatures) -> None:
         "kept_b": features.kept_b.cpu().contiguous(),
         "about": torch.tensor(list(about), dtype=torch.uint8),
     }
-    part = file.with_suffix(f".{os.getpid()}.part")  # another process may be at the same task
+    part = file.with_suffix(f".{os.getpid()}.part")  # another process may be writing the same file
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part)
@@ -77,4 +78,4 @@ def _write(file: Path, key: str, features: ImageFeatures) -> None:
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             part.unlink()
-        log.warning("Features could not be kept in %s: %s", file, error)
+        log.warning("Features could not be cached in %s: %s", file, error)

@@ -1,7 +1,7 @@
-"""Features of images and texts, encoded by all workers together, for whatever is measured on them.
+"""Features of images and texts, encoded by all ranks together.
 
-Shapes: b images, m texts, d features. Workers encode consecutive parts, cut between batches: a batch holds
-the same images whatever the number of workers, and so gives the same features. Every worker gets all of them.
+Shapes: b images, m texts, d features. Ranks encode consecutive parts, cut between batches: a batch holds the
+same images for any number of ranks, and so gives the same features. Every rank gets all features.
 """
 
 from __future__ import annotations
@@ -23,53 +23,54 @@ from fastclip.data.loader import BadSample, Tokenizer, leave_group
 from fastclip.data.manifest import Manifest, caption_lines
 from fastclip.data.readers import UNUSABLE
 from fastclip.distributed.world import World
+from fastclip.errors import InputError, OptionError, PathError
 from fastclip.model import TwoTowers
 
 log = logging.getLogger(__name__)
-Progress = Callable[[int, int], None]  # is given what is done, and the total
+Progress = Callable[[int, int], None]  # takes (done, total)
 
 
-class Pictures(Protocol):
+class Images(Protocol):
     """Images by number."""
 
     def __len__(self) -> int: ...
 
     def image(self, number: int) -> bytes:
-        """The bytes of its file."""
+        """The bytes of the image's file."""
 
     def where(self, number: int) -> str:
-        """The file that a person should look at when it is broken."""
+        """The file to name in an error about this image."""
 
 
 class ImageFeatures(NamedTuple):
-    """Unit-length features of the images that can be used, in their order."""
+    """Unit-length features of the usable images, in order."""
 
     image_bd: Tensor
     kept_b: Tensor  # the number of each row's image
-    bad: list[BadSample]  # images that could not be used, over all workers
+    bad: list[BadSample]  # images that could not be used, on all ranks
 
 
 class Features(NamedTuple):
-    """Unit-length features of a collection's pairs in its order, without those that cannot be used."""
+    """Unit-length features of a collection's usable pairs, in order."""
 
     image_bd: Tensor
     text_md: Tensor
     image_of_text: Tensor  # m, the row of each text's image
-    unusable: int  # pairs left out, over all workers; those that indexing left out are not among them
+    unusable: int  # pairs skipped on all ranks, not counting those that indexing skipped
 
 
 class Encoder:
-    """Encodes with one model; all workers of the world have to call it alike.
+    """Encodes with one model; all ranks must make the same calls.
 
-    The model is in evaluation mode meanwhile, and no random number is drawn.
+    The model is in evaluation mode meanwhile, and no random numbers are drawn.
 
     Args:
-        model: on the world's device, where the features will be too.
-        transform: upright RGB image → tensor; the model's own if left out.
-        tokenizer: texts → token ids; the model's own if left out.
-        batch_size: images, and texts, that are encoded at once.
-        workers: processes that decode; 0 decodes in this one. Results do not depend on it.
-        autocast: the type that matrices are multiplied in; None is the model's own.
+        model: on the world's device; features are on it too.
+        transform: upright RGB image → tensor; default: the model's own.
+        tokenizer: texts → token ids; default: the model's own.
+        batch_size: images, and texts, per batch.
+        workers: loader workers; 0 decodes in this process. Results do not depend on it.
+        autocast: the dtype of matrix products; None is the model's own.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Encoder:
         autocast: torch.dtype | None = None,
     ):
         if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be positive; try 256.")
+            raise OptionError("batch_size", batch_size, "must be at least 1", example=256)
         self.clip, self.world = model.clip, world
         self.transform = transform or model.eval_transform()
         self.tokenizer = tokenizer or model.tokenizer()
@@ -92,37 +93,38 @@ class Encoder:
         self.batch_size, self.workers = batch_size, workers
         self.dtype = next(model.clip.visual.parameters()).dtype
 
-    def images(self, pictures: Pictures, progress: Progress | None = None) -> ImageFeatures:
-        """Features of all images but the broken ones, which are named; none at all is an error."""
-        batches = self._batches(len(pictures))
-        start, stop = batches.start * self.batch_size, min(batches.stop * self.batch_size, len(pictures))
+    def images(self, images: Images, progress: Progress | None = None) -> ImageFeatures:
+        """Features of the usable images; the others are listed in `bad`. It is an error if none is usable."""
+        batches = self._batches(len(images))
+        start, stop = batches.start * self.batch_size, min(batches.stop * self.batch_size, len(images))
         loader = DataLoader(
-            _ImageBatches(pictures, self.transform, self.batch_size),
+            _ImageBatches(images, self.transform, self.batch_size),
             sampler=batches,
-            batch_size=None,  # the data set makes whole batches
+            batch_size=None,  # the dataset makes complete batches
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # or it would draw from the process's own
+            generator=torch.Generator(),  # otherwise it draws from the global generator
             worker_init_fn=leave_group,
         )
         parts, kept, bad = [], [torch.empty(0, dtype=torch.int64)], []
         with self._failing_together(), self._evaluating():
-            for number, (images, kept_b, unusable) in zip(batches, loader, strict=True):
+            for number, (pixels, kept_b, unusable) in zip(batches, loader, strict=True):
                 bad += unusable
                 if len(kept_b):
-                    parts.append(self._encode_images(images.to(self.device, self.dtype, non_blocking=True)))
+                    parts.append(self._encode_images(pixels.to(self.device, self.dtype, non_blocking=True)))
                     kept.append(kept_b)
                 if progress:
                     progress(min((number + 1) * self.batch_size, stop) - start, stop - start)
         _report(bad, stop - start)
-        everyones = [one for each in self.world.gather(bad) for one in each]
-        if len(everyones) == len(pictures):
-            raise ValueError(
-                f"None of the {len(pictures):,} images of {pictures.where(0)} can be used; the first: "
-                f"{everyones[0].reason}. Look at it with `fastclip data check`."
+        all_bad = [sample for of_rank in self.world.gather(bad) for sample in of_rank]
+        if len(all_bad) == len(images):
+            raise PathError(
+                images.where(0),
+                f": {all_bad[0].reason}; none of the {len(images):,} images can be used. Inspect them with "
+                "`fastclip data check`.",
             )
         kept_b = _gather(torch.cat(kept).to(self.device), self.world.size)
-        return ImageFeatures(self._joined(parts, len(kept_b)), kept_b, everyones)
+        return ImageFeatures(self._joined(parts, len(kept_b)), kept_b, all_bad)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """Features of all texts."""
@@ -136,57 +138,58 @@ class Encoder:
         return self._joined(parts, len(texts))
 
     def captions(self, captions: Sequence[list[str]]) -> tuple[Tensor, Tensor]:
-        """Features of every image's captions, image after image; and for each text the row of its image."""
+        """Features of all captions, image by image; and for each text the row of its image."""
         counts = torch.tensor([len(lines) for lines in captions], device=self.device)
         image_of_text = torch.arange(len(captions), device=self.device).repeat_interleave(counts)
         return self.texts([line for lines in captions for line in lines]), image_of_text
 
     def pairs(self, manifest: Manifest, progress: Progress | None = None) -> Features:
         """Features of a collection; a caption of several lines is several texts of one image."""
-        found = self.images(_Pairs(manifest), progress)
-        kept = map(manifest.place, found.kept_b.tolist())
+        images = self.images(_Pairs(manifest), progress)
+        kept = map(manifest.place, images.kept_b.tolist())
         text_md, image_of_text = self.captions([caption_lines(manifest.caption_at(place)) for place in kept])
-        return Features(found.image_bd, text_md, image_of_text, len(found.bad))
+        return Features(images.image_bd, text_md, image_of_text, len(images.bad))
 
     def all_agree(self, mine: bool) -> bool:
-        """Whether it is so on every worker."""
+        """Whether it is true on every rank."""
         return all(self.world.gather(mine))
 
     def _batches(self, items: int) -> range:
-        """The batches of this worker."""
+        """The batches of this rank."""
         batches, rank = -(-items // self.batch_size), self.world.rank
         return range(batches * rank // self.world.size, batches * (rank + 1) // self.world.size)
 
-    def _encode_images(self, images: Tensor) -> Tensor:
+    def _encode_images(self, pixels: Tensor) -> Tensor:
         try:
-            return self.clip.encode_image(images, normalize=True)
+            return self.clip.encode_image(pixels, normalize=True)
         except (RuntimeError, AssertionError) as error:  # open_clip's and timm's
-            size, given = self.clip.visual.image_size, tuple(images.shape[-2:])
-            wanted = (size, size) if isinstance(size, int) else tuple(size)
-            if given == wanted:
+            size, given = self.clip.visual.image_size, tuple(pixels.shape[-2:])
+            expected = (size, size) if isinstance(size, int) else tuple(size)
+            if given == expected:
                 raise
-            raise ValueError(
-                f"The model takes images of {wanted[0]} x {wanted[1]} pixels, and the transform makes "
-                f"{given[0]} x {given[1]}; use the model's own (`TwoTowers.eval_transform`)."
+            raise InputError(
+                "transform",
+                f"makes images of {given[0]} x {given[1]} pixels, but the model takes {expected[0]} x "
+                f"{expected[1]}; use the model's own (`TwoTowers.eval_transform`).",
             ) from error
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """An error of one worker is raised on all; or they would wait for features that never come."""
+        """Raise an error of one rank on all; otherwise they would wait for features that never come."""
         try:
             yield
         except Exception as error:
             self.world.gather(f"{type(error).__name__}: {error}")
             raise
-        if told := next(filter(None, self.world.gather("")), None):
-            raise RuntimeError(f"Another worker failed: {told}")
+        if failure := next(filter(None, self.world.gather("")), None):
+            raise RuntimeError(f"another rank failed: {failure}")
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients; afterwards every module has the mode it had."""
+        """Evaluation mode without gradients; afterwards every module's mode is restored."""
         modes = [(module, module.training) for module in self.clip.modules()]
         self.clip.eval()
-        # Up to torch 2.9 a caller's autocast kept what was cast here, without gradients.
+        # Up to torch 2.9 a caller's autocast would cache the weights cast here, without gradients.
         on = self.autocast is not None
         casting = torch.autocast(self.device.type, self.autocast, enabled=on, cache_enabled=False)
         try:
@@ -197,18 +200,20 @@ class Encoder:
                 module.training = training
 
     def _joined(self, parts: list[Tensor], rows: int) -> Tensor:
-        """Features of all workers one after another, in float32 or float64."""
+        """Features of all ranks, in rank order, in float32 or float64."""
         dtype = torch.promote_types(self.dtype, torch.float32)
-        nothing = torch.empty(0, dtype=dtype, device=self.device)  # of a worker without a part
+        nothing = torch.empty(0, dtype=dtype, device=self.device)  # of a rank without batches
         flat = torch.cat([nothing, *(part.flatten().to(dtype) for part in parts)])
         features = _gather(flat, self.world.size).view(rows, -1)
         if not features.isfinite().all():
-            raise ValueError("The model's features are not finite; its weights may be broken, or overflow.")
+            raise InputError(
+                "model", "gives features that are not finite: its weights are damaged, or overflow."
+            )
         return features
 
 
 class _Pairs:
-    """A manifest's images; one without a usable caption is as bad as a broken one."""
+    """The images of a manifest; those without a usable caption count as unusable."""
 
     def __init__(self, manifest: Manifest):
         self.manifest = manifest
@@ -226,34 +231,35 @@ class _Pairs:
 
 
 class _ImageBatches(Dataset):
-    """Item i holds the images from i·batch_size on that can be used, their numbers, and the bad ones."""
+    """Item i is batch i: the usable images, their numbers, and the bad samples."""
 
-    def __init__(self, pictures: Pictures, transform: Callable, batch_size: int):
-        self.pictures, self.transform, self.batch_size = pictures, transform, batch_size
+    def __init__(self, images: Images, transform: Callable, batch_size: int):
+        self.images, self.transform, self.batch_size = images, transform, batch_size
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, list[BadSample]]:
         start = number * self.batch_size
-        images, kept, bad = [], [], []
-        for i in range(start, min(start + self.batch_size, len(self.pictures))):
+        pixels, kept, bad = [], [], []
+        for i in range(start, min(start + self.batch_size, len(self.images))):
             try:
-                image = upright_rgb(self.pictures.image(i))
+                image = upright_rgb(self.images.image(i))
             except UNUSABLE as error:
-                bad.append(BadSample(i, self.pictures.where(i), str(error)))
+                bad.append(BadSample(i, self.images.where(i), str(error)))
                 continue
-            images.append(self.transform(image))
+            pixels.append(self.transform(image))
             kept.append(i)
-        stacked = default_collate(images) if images else torch.empty(0)
+        stacked = default_collate(pixels) if pixels else torch.empty(0)
         return stacked, torch.tensor(kept, dtype=torch.int64), bad
 
 
 def _check_tokens(tokens: Tensor, clip: Any) -> None:
-    """On the host: a GPU that meets an id without an embedding is lost to the process."""
-    longest, words = getattr(clip, "context_length", 0), getattr(clip, "vocab_size", 0)  # 0 is not known
+    """Check on the host: an id without an embedding makes a GPU unusable for the rest of the process."""
+    longest, vocabulary = getattr(clip, "context_length", 0), getattr(clip, "vocab_size", 0)  # 0: unknown
     length, highest = tokens.shape[1], int(tokens.max())
-    if (longest and length > longest) or (words and highest >= words):
-        raise ValueError(
-            f"The model takes {longest} tokens of a vocabulary of {words:,}, and the tokenizer makes "
-            f"{length} with ids up to {highest:,}; use the model's own (`TwoTowers.tokenizer`)."
+    if (longest and length > longest) or (vocabulary and highest >= vocabulary):
+        raise InputError(
+            "tokenizer",
+            f"makes {length} tokens with ids up to {highest:,}, but the model takes {longest} tokens of a "
+            f"vocabulary of {vocabulary:,}; use the model's own (`TwoTowers.tokenizer`).",
         )
 
 
@@ -261,12 +267,12 @@ def _report(bad: list[BadSample], images: int) -> None:
     if bad:
         reasons = Counter(sample.reason for sample in bad).most_common(3)
         why = ", ".join(f"{count:,} × {reason}" for reason, count in reasons)
-        message = "%s of %s images are left out of the evaluation: %s. The first is number %d, in %s."
+        message = "Skipped %s of %s images: %s. The first is number %d, in %s."
         log.warning(message, f"{len(bad):,}", f"{images:,}", why, bad[0].id, bad[0].file)
 
 
 def _gather(mine: Tensor, world_size: int) -> Tensor:
-    """The elements of all workers in the order of their ranks; each may have another number of them."""
+    """The elements of all ranks, in rank order; their numbers may differ."""
     if world_size == 1:
         return mine
     sizes = mine.new_empty(world_size, dtype=torch.int64)

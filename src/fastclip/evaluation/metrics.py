@@ -1,6 +1,6 @@
-"""The scores of the DataComp tasks, each as DataComp computes it. Pure functions of predictions and labels.
+"""The metrics of the DataComp tasks, as DataComp computes them. Pure functions of predictions and labels.
 
-Shapes: n images, C classes, k guesses; `top_nk` holds an image's classes, the likeliest first.
+Shapes: n images, C classes, k guesses; `top_nk` holds each image's classes, likeliest first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fastclip.errors import InputError
+
 
 def likeliest(score_nc: Tensor, k: int) -> Tensor:
-    """The k classes with the highest scores, in that order; of equal scores the lower class comes first."""
+    """The k classes with the highest scores, in descending order; ties go to the lower class."""
     return score_nc.argsort(dim=1, descending=True, stable=True)[:, :k]
 
 
@@ -23,7 +25,7 @@ def accuracy(top_nk: Tensor, label_n: Tensor, k: int = 1) -> float:
 
 
 def mean_per_class_recall(top_nk: Tensor, label_n: Tensor) -> float:
-    """Mean over the classes that occur of the share of their images that are recognised."""
+    """Mean recall over the classes that occur."""
     hits, images = _per_class(_hits(top_nk, label_n, 1), label_n)
     return float((hits / images)[images > 0].mean())
 
@@ -37,16 +39,16 @@ def macro_f1(top_nk: Tensor, label_n: Tensor) -> float:
 
 
 def worst_group_accuracy(top_nk: Tensor, label_n: Tensor, group_n: Tensor, k: int = 1) -> float:
-    """The lowest accuracy of any group that has images; a group may be called by any number."""
+    """The lowest accuracy of any group that has images; group ids may be any numbers."""
     hits, images = _per_class(_hits(top_nk, label_n, k), group_n.unique(return_inverse=True)[1])
     return float((hits / images).min())
 
 
 def mean_average_precision(score_nc: Tensor, target_nc: Tensor) -> float:
-    """Mean over classes of the area under precision against recall, for images with any number of labels.
+    """Mean over classes of the area under the precision-recall curve, for images with any number of labels.
 
-    Images with equal scores count together, so that their order does not matter. A class without a single
-    image has no precision and is left out.
+    Images with equal scores count together, so their order does not matter. Classes without images are
+    excluded.
     """
     precisions = [
         _average_precision(score_nc[:, c], target_nc[:, c].bool())
@@ -54,26 +56,25 @@ def mean_average_precision(score_nc: Tensor, target_nc: Tensor) -> float:
         if target_nc[:, c].any()
     ]
     if not precisions:
-        raise ValueError("No image has a label: there is nothing to measure.")
+        raise InputError("target_nc", "has no positive labels, so there is no precision to average.")
     return sum(precisions) / len(precisions)
 
 
 def jaccard(scores: Sequence[Tensor], associated: Sequence[Tensor]) -> Tensor:
     """WinoGAViL: for each cue, |chosen ∩ associated| / |chosen ∪ associated| among its candidates.
 
-    As many candidates are chosen as are associated, those with the highest scores; of equal scores the later
-    candidate is chosen.
+    The candidates with the highest scores are chosen, as many as are associated; ties go to the later one.
     """
-    found = []
+    values = []
     for score, truth in zip(scores, associated, strict=True):
         count = int(truth.sum())
         chosen = torch.zeros_like(truth, dtype=torch.bool)
         chosen[score.argsort(stable=True)[len(score) - count :]] = True
-        found.append(int((chosen & truth).sum()) / int((chosen | truth).sum()))
-    return torch.tensor(found, dtype=torch.float64)
+        values.append(int((chosen & truth).sum()) / int((chosen | truth).sum()))
+    return torch.tensor(values, dtype=torch.float64)
 
 
-# Every measure of a task by its name, in the order in which they are reported: add one here
+# Every metric of a task by name, in the order they are reported: add one here
 CLASSIFICATION: dict[str, Callable[[Tensor, Tensor], float]] = {
     "acc1": accuracy,
     "acc5": partial(accuracy, k=5),
@@ -88,7 +89,7 @@ def _hits(top_nk: Tensor, label_n: Tensor, k: int) -> Tensor:
 
 
 def _per_class(hit_n: Tensor, class_n: Tensor, classes: int = 0) -> tuple[Tensor, Tensor]:
-    """Hits and images of each class, or group."""
+    """Hits and images of each class or group."""
     hits = torch.bincount(class_n, weights=hit_n.double(), minlength=classes)
     return hits, torch.bincount(class_n, minlength=classes).double()
 

@@ -1,4 +1,4 @@
-"""Many tasks one after another: features kept for the next time, results kept as they come, failures told."""
+"""Score tasks in turn: features are cached, results come as they finish, a failure affects one task only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastclip.files import cache_folder
 from fastclip.run.results import Result
 
 log = logging.getLogger(__name__)
-VERSION = "1"  # of how scores come from features; another one scores all anew
+VERSION = "1"  # of how features become scores; change it to score everything again
 
 
 def evaluate(
@@ -28,13 +28,13 @@ def evaluate(
     done: dict[str, Result] | None = None,
     progress: Callable[[str], Progress] | None = None,
 ) -> Iterator[Result]:
-    """Score each task in turn; one that cannot be scored gives its error, and the rest go on.
+    """Score each task in turn; a task that fails gives a result with its error, and the rest continue.
 
     Args:
         folders: task folders by name; a string is a source of pairs.
-        model_key: changes when the model does; see `kept.model_key`.
-        done: earlier results by key, which are not computed again.
-        progress: gives, for a task's name, what is told (done, total) of its images.
+        model_key: changes when the model does; see `feature_cache.model_key`.
+        done: earlier results by key; they are not computed again.
+        progress: returns, for a task's name, a callback that takes (done, total) images.
     """
     for name, folder in folders.items():
         try:
@@ -50,7 +50,7 @@ def evaluate(
 
 
 def _open_together(name: str, folder: Path | str, encoder: Encoder) -> Task:
-    """Raises on all workers if one cannot open it; or they would wait for its features."""
+    """Raise on all ranks if one cannot open the task; otherwise they would wait for its features."""
     try:
         task = open_pairs_task(folder) if isinstance(folder, str) else open_task(name, folder)
         task.name = name
@@ -60,7 +60,7 @@ def _open_together(name: str, folder: Path | str, encoder: Encoder) -> Task:
         encoder.all_agree(False)
         raise
     if not encoder.all_agree(True):
-        raise RuntimeError("another worker could not open it, and says why.")
+        raise RuntimeError("another rank failed to open the task; see its log.")
     return task
 
 
@@ -70,10 +70,10 @@ def _score(task: Task, encoder: Encoder, model_key: str, key: str, progress: Pro
     images = cached_features(task, encoder, file, features_key, progress)
     measure, scores = measure_of(task.name, task.kind), score(task, encoder, images)
     result = Result(task.name, key, task.kind, measure, scores, len(task), len(images.bad), model=model_key)
-    if result.value is None:  # a task of DataComp by its name, but without what it takes
+    if result.value is None:  # it has the name of a DataComp task, but lacks data
         result.error = (
-            f"{task.name} is judged by {measure}, and a {task.kind} task like this gives "
-            f"{', '.join(result.scores)}. Its folder lacks groups (.npy) or cues of 10 and more candidates, "
-            "or is another task: get it again, or rename it."
+            f"{task.name} is scored by {measure}, but this {task.kind} task only has "
+            f"{', '.join(result.scores)}. Its folder lacks groups (.npy) or cues with 10 or more candidates, "
+            "or holds another task: download it again, or rename it."
         )
     return result

@@ -1,6 +1,6 @@
-"""Suites: the 38 tasks of DataComp and the paper's three numbers; a collection's held-out tasks and theirs.
+"""Suites: DataComp's 38 tasks and the paper's three means; the held-out tasks of a collection and theirs.
 
-A mean over fewer tasks than it stands for is called partial, and never shown as the full number.
+A mean over fewer tasks than its suite has is marked partial, wherever it is shown.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from fastclip.config.collections import COLLECTIONS
-from fastclip.text import did_you_mean
+from fastclip.errors import OptionError
 
 SUITES = ("datacomp", *(row.name for row in COLLECTIONS.values() if row.held_out))
 IMAGENET, RETRIEVAL = "imagenet_and_variants", "retrieval"
@@ -36,7 +36,7 @@ class TaskRow(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A mean over a suite's tasks, or over those that are there."""
+    """A mean over the tasks of a suite that were scored."""
 
     name: str
     value: float | None
@@ -49,19 +49,19 @@ class Mean(NamedTuple):
 
     def __str__(self) -> str:
         if self.value is None:
-            return f"{self.name}: none of its {self.tasks} tasks"
+            return f"{self.name}: not scored (0 of {self.tasks} tasks)"
         note = f" (partial: {self.found} of {self.tasks} tasks)" if self.partial else ""
         return f"{self.name}: {100 * self.value:.2f} %{note}"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Tasks that belong together, and the means that are told of them."""
+    """Tasks that belong together, and the means that are reported for them."""
 
     name: str
     title: str
     rows: tuple[TaskRow, ...]
-    groups: dict[str, str | None]  # a mean's name and the group of tasks it is over; None is all of them
+    groups: dict[str, str | None]  # the name of each mean, and its group of tasks; None is all of them
 
     def row(self, folder: str) -> TaskRow | None:
         return next((row for row in self.rows if row.folder == folder), None)
@@ -70,20 +70,20 @@ class Suite:
         return [row for row in self.rows if row.folder not in folders]
 
     def means(self, scores: dict[str, float]) -> list[Mean]:
-        """From each task's measure by its folder's name."""
-        found = []
+        """The suite's means, from each task's score by folder name."""
+        means = []
         for name, group in self.groups.items():
             rows = [row for row in self.rows if group is None or row.group == group]
             values = [scores[row.folder] for row in rows if row.folder in scores]
             mean = sum(values) / len(values) if values else None
-            found.append(Mean(name, mean, len(values), len(rows)))
-        return found
+            means.append(Mean(name, mean, len(values), len(rows)))
+        return means
 
 
 def find_suite(name: str) -> Suite:
     """One of SUITES."""
     if name not in SUITES:
-        raise ValueError(f"suite={name!r} must be one of {', '.join(SUITES)}.{did_you_mean(name, SUITES)}")
+        raise OptionError.unknown("suite", name, SUITES)
     if name == "datacomp":
         groups: dict[str, str | None] = {"Datacomp": None, "Retrieval": RETRIEVAL, "IN & Variants": IMAGENET}
         return Suite(name, "DataComp", _read_datacomp(), groups)
@@ -92,7 +92,7 @@ def find_suite(name: str) -> Suite:
 
 
 def measure_of(folder: str, kind: str) -> str:
-    """The number by which a task is judged: DataComp's for its tasks, else that of its kind."""
+    """The metric that counts for a task: DataComp's choice for its tasks, else the default of its kind."""
     row = find_suite("datacomp").row(folder)
     return row.measure if row else DEFAULT_MEASURE[kind]
 
@@ -106,7 +106,7 @@ def _read_datacomp() -> tuple[TaskRow, ...]:
 
 
 def _held_out_rows(sets: Mapping[str, tuple[str, ...]]) -> tuple[TaskRow, ...]:
-    """Categories are the package's own, too broad or too odd for a small model: they are called hard."""
+    """Categories are the packages' own, too broad or too odd for a small model; these tasks are "hard"."""
     rows = []
     for prefix, questions in sets.items():
         for question in questions:

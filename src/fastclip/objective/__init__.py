@@ -1,1 +1,1 @@
-"""What is minimised: the paper's losses, estimators and gradients. Knows torch and nothing else of ours."""
+"""The training objective: the paper's losses, estimators and gradients."""

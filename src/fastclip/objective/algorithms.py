@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import inf, isfinite, log
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from fastclip.errors import OptionError
 from fastclip.objective.schedules import cosine
-from fastclip.text import did_you_mean
 
 Loss = Literal["MBCL", "GCL", "RGCL", "RGCL-g", "SigLIP"]
 Schedule = Literal["constant", "cosine"]
 Temperature = Literal["constant", "learnable", "individual"]
 Estimator = Literal["paper", "released"]
 
-# Table tuned_gamma, Medium: γ and γ_min, for a row whose schedule is changed; E is half of the epochs
+# Table tuned_gamma, Medium: γ and γ_min of a row whose schedule is changed; E is half of the epochs
 GAMMA: dict[Schedule, float] = {"constant": 0.6, "cosine": 0.2}
 GAMMA_DECAY_EPOCHS = 18
 TAU_BETAS = (0.9, 0.999)  # Table default_hyperparams, Medium
 TAU_MAX = 1.0
-EPSILON = 1e-14  # all settings but xLarge, which takes 1e-6
+EPSILON = 1e-14  # all settings except xLarge, which has 1e-6
 TILE_MIB = 256
 
 
@@ -32,11 +32,11 @@ class Algorithm:
 
     name: str
     loss: Loss
-    """Which objective of the paper is minimised."""
+    """The objective, by its name in the paper."""
     inner_schedule: Schedule | None
-    """How γ, the learning rate of the estimators u, moves; None where there are no estimators."""
+    """Schedule of γ, the learning rate of the estimators u; None without estimators."""
     temperature: Temperature
-    """One τ that stays, one τ that learns, or one τ per sample and side that learns."""
+    """One constant τ, one learned τ, or one learned τ per sample and side."""
     tau: float
     """The (initial) temperature."""
     gamma: float | None = None
@@ -48,29 +48,29 @@ class Algorithm:
     rho: float | None = None
     """Radius ρ of the robust losses."""
     peer: Literal["ClipLoss", "SigLipLoss"] | None = None
-    """open_clip's own class that computes it; None for GlobalContrastiveLoss."""
+    """The open_clip class that computes it; None for GlobalContrastiveLoss."""
     logit_bias: bool = False
-    """The model has a bias beside its temperature, as SigLIP's."""
+    """Whether the model has a learned logit bias, as in SigLIP."""
     slow_tau: bool = False
-    """τ takes a third of its rate while it is below 0.03 (Section on FastCLIP-v3)."""
+    """Whether τ learns at a third of its rate while below 0.03 (section on FastCLIP-v3)."""
 
     @property
     def fcco(self) -> bool:
-        """Whether it keeps an estimator u per sample (finite-sum coupled compositional optimisation)."""
+        """Whether it has an estimator u per sample (finite-sum coupled compositional optimization)."""
         return self.inner_schedule is not None
 
     @property
     def tau_power(self) -> int:
-        """1 where the loss of a sample is multiplied by τ; 0 for v0 and the mini-batch losses."""
+        """1 if a sample's loss is multiplied by τ; 0 for v0 and the mini-batch losses."""
         return int(self.fcco and not (self.loss == "GCL" and self.temperature == "learnable"))
 
 
 _ROWS = (
-    # The paper gives no value for OpenCLIP's τ: 0.07 is open_clip's own, and learns at the model's rate.
+    # The paper gives no initial τ for OpenCLIP: 0.07 is open_clip's. It learns at the model's rate.
     Algorithm("openclip", "MBCL", None, "learnable", tau=0.07, tau_lr=1e-3, peer="ClipLoss"),
     Algorithm("sogclr", "GCL", "constant", "constant", tau=0.03, gamma=0.6),
     Algorithm("isogclr", "RGCL", "constant", "individual", tau=0.03, gamma=0.6, tau_lr=1e-2, rho=9.0),
-    # The paper gives no rate for v0's τ: ours is the model's, as in the works that v0 follows.
+    # The paper gives no learning rate for v0's τ: we use the model's, like the work that v0 builds on.
     Algorithm(
         "fastclip-v0", "GCL", "cosine", "learnable", tau=0.03, gamma=0.2, gamma_decay_epochs=18, tau_lr=1e-3
     ),
@@ -98,7 +98,7 @@ _ROWS = (
         rho=6.5,
         slow_tau=True,
     ),
-    # Not in the paper's table. SigLIP starts at 1/τ = 10; `mbcl` is OpenCLIP's loss computed by our kernel.
+    # Not in the paper's table. SigLIP starts at 1/τ = 10; `mbcl` is OpenCLIP's loss in our kernel.
     Algorithm(
         "siglip", "SigLIP", None, "learnable", tau=0.1, tau_lr=1e-3, peer="SigLipLoss", logit_bias=True
     ),
@@ -109,37 +109,37 @@ ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in _ROWS}
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Values of the algorithm; what is left out comes from the recipe's row for it."""
+    """Hyperparameters of the algorithm; defaults come from the recipe's row for it."""
 
     tau: float | None = None
     """The (initial) temperature."""
     tau_lr: float | None = None
-    """Learning rate of τ, without warm-up and decay; fastclip-v3 takes a third of it while τ < 0.03."""
+    """Learning rate of τ, without warm-up or decay; fastclip-v3 uses a third of it while τ < 0.03."""
     tau_min: float | None = None
-    """τ never falls below this; 0.01 if left out."""
+    """Lower bound of τ; default: 0.01."""
     tau_betas: tuple[float, float] | None = None
     """Adam's betas for individual temperatures."""
     rho: float | None = None
     """Radius ρ of the robust losses."""
     rho_share: float | None = None
-    """ρ as a share of log(B−1), the most that the radius can be at γ = 1: instead of rho, for small B."""
+    """ρ as a share of log(B−1), the largest possible radius at γ = 1: instead of rho, for small B."""
     gamma: float | None = None
-    """Rate γ of the estimators u: the γ of a constant schedule, the final γ_min of a cosine one."""
+    """Rate γ of the estimators u: γ of a constant schedule, the final γ_min of a cosine one."""
     gamma_schedule: Schedule | None = None
-    """How γ moves over the epochs: `constant`, or `cosine` from 1 down to `gamma`."""
+    """Schedule of γ per epoch: `constant`, or `cosine` from 1 down to `gamma`."""
     gamma_decay_epochs: int | None = None
-    """Length E of the cosine; half of the epochs if left out."""
+    """Length E of the cosine; default: half of the epochs."""
     epsilon: float | None = None
-    """ε inside the logarithm; 1e-14 if left out."""
+    """ε inside the logarithm; default: 1e-14."""
     estimator: Estimator | None = None
-    """`paper`, or `released`: the temperature gradient and the scale of the authors' code."""
+    """`paper`, or `released`: the temperature gradient and loss scale of the authors' code."""
     wire_dtype: Literal["float16", "bfloat16"] | None = None
-    """Send features between workers in `float16` or `bfloat16`: half the bytes."""
+    """Send features between ranks in `float16` or `bfloat16`: half the traffic."""
     tile_mib: int | None = None
-    """Memory for similarities, MiB; those that need more are computed twice, in tiles. 256 if left out."""
+    """Memory for similarities, in MiB; if they need more, they are computed twice, in tiles. Default: 256."""
 
     def given(self) -> dict[str, Any]:
-        """Those that were not left out."""
+        """The options that are set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -148,12 +148,12 @@ OPTION_NAMES = tuple(field.name for field in fields(LossOptions))
 
 @dataclass(frozen=True)
 class Settings:
-    """An algorithm's row after the user's options: every value that the loss needs, checked."""
+    """An algorithm's row with the user's options applied: all values of the loss, checked."""
 
     algorithm: Algorithm
     gamma_schedule: Schedule | None
     gamma: float
-    """γ of a constant schedule, γ_min of a cosine one; 1 where there are no estimators."""
+    """γ of a constant schedule, γ_min of a cosine one; 1 without estimators."""
     gamma_decay_epochs: int
     tau: float
     tau_lr: float
@@ -164,17 +164,17 @@ class Settings:
     """ε; None for the mini-batch loss, where it is 1/(B−1)."""
     estimator: Estimator
     wire_dtype: str | None
-    """The torch dtype in which features travel; None sends them as they are."""
-    tile_bytes: int
-    """Memory for similarities."""
+    """Name of the torch dtype in which features are sent; None sends them unchanged."""
+    tile_mib: float
+    """Memory for similarities, in MiB; may be a fraction here."""
 
     @property
     def scale(self) -> float:
-        """What multiplies the loss: ½ for the mini-batch loss (as in open_clip) and in the released code."""
+        """Factor of the loss: ½ for the mini-batch loss (as in open_clip) and in the released code."""
         return 0.5 if self.algorithm.loss == "MBCL" or self.estimator == "released" else 1.0
 
     def log_epsilon(self, global_batch: int) -> float:
-        """log ε, the mini-batch loss's 1/(B−1) included."""
+        """log ε, which is −log(B−1) for the mini-batch loss."""
         if self.epsilon is None:
             return -log(global_batch - 1)
         return log(self.epsilon) if self.epsilon > 0 else -inf
@@ -187,11 +187,10 @@ class Settings:
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The row of this name; a misspelt name gets a suggestion."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
-    hint = did_you_mean(name, ALGORITHMS)
-    raise ValueError(f"algorithm={name!r} is unknown.{hint} Choose one of: {', '.join(ALGORITHMS)}.")
+    """Return the row with this name."""
+    if name not in ALGORITHMS:
+        raise OptionError.unknown("algorithm", name, ALGORITHMS)
+    return ALGORITHMS[name]
 
 
 def resolve(
@@ -202,23 +201,22 @@ def resolve(
     epochs: float | None = None,
     rate: float = 1.0,
 ) -> Settings:
-    """Fill what was left out from the algorithm's row, and refuse options that would have no effect.
+    """Apply options to the algorithm's row; refuse options without effect.
 
     Args:
-        batch: the global batch, of which rho_share is a share.
-        epochs: of the run; the cosine of γ takes half of them if its length is left out.
-        rate: what multiplies tau_lr, as the learning rate scales with the batch.
+        batch: global batch size, required for rho_share.
+        epochs: length of the run; half of it is the default length of γ's cosine.
+        rate: factor of tau_lr, as learning rates scale with the batch size.
     """
     row, given = find_algorithm(name), options or LossOptions()
     schedule = given.gamma_schedule or row.inner_schedule
     useless = inapplicable_options(row, schedule)
     for option, value in given.given().items():
         if option in useless:
-            raise ValueError(
-                f"{option}={value!r} has no effect with {row.name}: {useless[option]}. Leave it out."
-            )
-    if schedule not in (None, "constant", "cosine"):
-        raise ValueError(f"gamma_schedule={schedule!r} is unknown. Choose 'constant' or 'cosine'.")
+            rule = f"has no effect with {row.name}: {useless[option]}"
+            raise OptionError(option, value, rule, advice="Omit it.")
+    if schedule not in (None, *get_args(Schedule)):
+        raise OptionError.unknown("gamma_schedule", schedule, get_args(Schedule))
     default_gamma = GAMMA[schedule] if schedule and schedule != row.inner_schedule else row.gamma
     half = GAMMA_DECAY_EPOCHS if epochs is None else max(1, round(epochs / 2))
     settings = Settings(
@@ -234,46 +232,49 @@ def resolve(
         epsilon=_first(given.epsilon, EPSILON) if row.fcco else None,
         estimator=_first(given.estimator, "paper"),
         wire_dtype=given.wire_dtype,
-        tile_bytes=_first(given.tile_mib, TILE_MIB) << 20,
+        tile_mib=_first(given.tile_mib, TILE_MIB),
     )
     _check(settings)
     return settings
 
 
 def inapplicable_options(row: Algorithm, schedule: Schedule | None) -> dict[str, str]:
-    """Options that have no effect with an algorithm under this schedule of γ, and why."""
+    """Options without effect for an algorithm with this schedule of γ, and the reason for each."""
     if row.peer:
-        why = "it is open_clip's own loss and takes only tau, which learns at the model's rate"
-        return {name: why for name in OPTION_NAMES if name != "tau"}
+        reason = "it is open_clip's own loss, whose only option is tau, learned at the model's rate"
+        return {name: reason for name in OPTION_NAMES if name != "tau"}
     useless: dict[str, str] = {}
     if not row.fcco:
-        useless |= dict.fromkeys(("gamma", "gamma_schedule"), "it keeps no estimators u")
+        useless |= dict.fromkeys(("gamma", "gamma_schedule"), "it has no estimators u")
         useless["epsilon"] = "its ε is 1/(B−1)"
     if schedule != "cosine":
         useless["gamma_decay_epochs"] = "its γ does not follow a cosine"
     if row.temperature == "constant":
         useless["tau_lr"] = "its τ is constant"
     if row.temperature != "individual":
-        useless["tau_betas"] = "only individual temperatures update themselves"
+        useless["tau_betas"] = "only individual temperatures have their own Adam"
     if row.rho is None:
         useless |= dict.fromkeys(("rho", "rho_share"), "its loss has no ρ")
     return useless
 
 
 def written_options(settings: Settings, options: LossOptions) -> LossOptions:
-    """Every value that means something for this algorithm, to be written down; tau_lr before its scaling."""
-    useless = inapplicable_options(settings.algorithm, settings.gamma_schedule)
+    """All options that apply to this algorithm, for config.yaml; tau_lr before its scaling."""
+    omitted = inapplicable_options(settings.algorithm, settings.gamma_schedule).keys() | {"tile_mib"}
     if options.rho_share is not None:
-        useless["rho"] = "rho_share says it"
-    values = {name: getattr(settings, name, None) for name in OPTION_NAMES if name not in useless}
+        omitted |= {"rho"}  # derived from rho_share
+    values = {name: getattr(settings, name, None) for name in OPTION_NAMES if name not in omitted}
     if "tau_lr" in values:
         values["tau_lr"] = settings.algorithm.tau_lr
     return LossOptions(**values | options.given())
 
 
 def _first(*values):
-    """The first that is not None."""
+    """The first value that is not None."""
     return next(value for value in values if value is not None)
+
+
+_NOT_NEGATIVE = "must be at least 0, and finite"
 
 
 def _rho(given: LossOptions, batch: int | None) -> float | None:
@@ -281,44 +282,51 @@ def _rho(given: LossOptions, batch: int | None) -> float | None:
     if share is None:
         return given.rho
     if given.rho is not None:
-        raise ValueError(
-            f"rho={given.rho} says the same thing as rho_share={share} in another way: "
-            "give one of them, and null for the other if a recipe's row has it."
-        )
+        advice = "Pass one of them, and null for the other if a recipe sets it."
+        raise OptionError("rho", given.rho, f"conflicts with rho_share={share}, as both set ρ", advice=advice)
     if not 0 <= share < inf:
-        raise ValueError(f"rho_share={share} must be finite and not negative; try 0.6.")
+        raise OptionError("rho_share", share, _NOT_NEGATIVE, example=0.6)
     if batch is None:
-        raise ValueError(f"rho_share={share} needs the global batch, which is not known here: give rho.")
+        rule = "requires the global batch size, which is not known here"
+        raise OptionError("rho_share", share, rule, advice="Pass rho instead.")
     return share * log(batch - 1)
 
 
 def _check(s: Settings) -> None:
-    """An error names the field, its value, and a value that works."""
+    row = s.algorithm
     if not 0 < s.gamma <= 1:
-        raise ValueError(f"gamma={s.gamma} is outside (0, 1]. γ = 1 forgets the past; try {GAMMA['cosine']}.")
+        raise OptionError("gamma", s.gamma, "must be in (0, 1]", example=GAMMA["cosine"])
     if s.gamma_decay_epochs < 1:
-        raise ValueError(
-            f"gamma_decay_epochs={s.gamma_decay_epochs} must be at least 1; try half of your epochs."
-        )
-    if not 0 < s.tau_min <= s.tau <= TAU_MAX:
-        raise ValueError(
-            f"tau={s.tau} and tau_min={s.tau_min} must satisfy 0 < tau_min ≤ tau ≤ {TAU_MAX}; "
-            f"try tau={s.algorithm.tau}, tau_min=0.01."
-        )
+        advice = "Half of the epochs is a good value."
+        raise OptionError("gamma_decay_epochs", s.gamma_decay_epochs, "must be at least 1", advice=advice)
+    if not 0 < s.tau_min <= TAU_MAX:
+        raise OptionError("tau_min", s.tau_min, f"must be in (0, {TAU_MAX:g}]", example=0.01)
+    if not s.tau_min <= s.tau <= TAU_MAX:
+        rule = f"must be in [{s.tau_min:g}, {TAU_MAX:g}], between tau_min and the maximum"
+        raise OptionError("tau", s.tau, rule, example=max(row.tau, s.tau_min))
     if not (s.tau_lr >= 0 and isfinite(s.tau_lr)):
-        raise ValueError(f"tau_lr={s.tau_lr} must be finite and not negative; try {s.algorithm.tau_lr}.")
+        raise OptionError("tau_lr", s.tau_lr, _NOT_NEGATIVE, example=row.tau_lr)
     if len(s.tau_betas) != 2 or not all(0 <= beta < 1 for beta in s.tau_betas):
-        raise ValueError(f"tau_betas={s.tau_betas} must be two numbers in [0, 1); try {TAU_BETAS}.")
+        raise OptionError("tau_betas", s.tau_betas, "must be two numbers in [0, 1)", example=TAU_BETAS)
     if not (s.rho >= 0 and isfinite(s.rho)):
-        raise ValueError(f"rho={s.rho} must be finite and not negative; try {s.algorithm.rho}.")
-    if s.tile_bytes < 1:
-        raise ValueError(f"tile_mib={s.tile_bytes >> 20} must be at least 1; try {TILE_MIB}.")
+        raise OptionError("rho", s.rho, _NOT_NEGATIVE, example=row.rho)
+    check_tile_mib(s.tile_mib)
     if s.epsilon is not None and not (s.epsilon >= 0 and isfinite(s.epsilon)):
-        raise ValueError(f"epsilon={s.epsilon} must be finite and not negative; try {EPSILON}.")
-    if s.estimator not in ("paper", "released"):
-        raise ValueError(f"estimator={s.estimator!r} is unknown. Choose 'paper' or 'released'.")
-    if s.estimator == "released" and (not s.algorithm.fcco or s.algorithm.temperature == "individual"):
-        raise ValueError(
-            f"estimator='released' is not defined for {s.algorithm.name}; it exists for the algorithms with "
-            "one τ and estimators u (sogclr, fastclip-v0, fastclip-v1, fastclip-v3). Leave it out."
-        )
+        raise OptionError("epsilon", s.epsilon, _NOT_NEGATIVE, example=EPSILON)
+    if s.estimator not in get_args(Estimator):
+        raise OptionError.unknown("estimator", s.estimator, get_args(Estimator))
+    if s.estimator == "released" and not _has_released(row):
+        names = ", ".join(name for name, other in ALGORITHMS.items() if _has_released(other))
+        advice = f"Omit it, or choose an algorithm with estimators u and one τ: {names}."
+        raise OptionError("estimator", s.estimator, f"is not defined for {row.name}", advice=advice)
+
+
+def check_tile_mib(tile_mib: float) -> None:
+    """Refuse a budget without memory. (Fractions of a MiB are for tests.)"""
+    if not tile_mib > 0:
+        raise OptionError("tile_mib", tile_mib, "must be at least 1", example=TILE_MIB)
+
+
+def _has_released(row: Algorithm) -> bool:
+    """The authors' code has the algorithms with estimators u and one τ."""
+    return row.fcco and row.temperature != "individual"

@@ -1,7 +1,7 @@
-"""What workers tell each other in a step: features and a few scalars a sample, never gradients of features.
+"""Communication between ranks in a step: features and a few scalars per sample, never feature gradients.
 
-Every call is asynchronous and returns a `Pending`; on GPUs waiting for one only orders the streams.
-With one worker nothing is sent.
+Every call is asynchronous and returns a `Pending`; on GPUs, waiting for one only orders the streams.
+A single rank sends nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastclip.errors import InputError
+
 
 @dataclass
 class Pending:
-    """A collective under way."""
+    """A collective in flight."""
 
     tensor: Tensor
     work: dist.Work | None = None
 
     def wait(self) -> Tensor:
-        """The result; the work's inputs may be overwritten from now on."""
+        """Return the result; the collective's inputs may be overwritten afterwards."""
         if self.work is not None:
             self.work.wait()
             self.work = None
@@ -39,21 +41,21 @@ class Exchange:
         if not (dist.is_available() and dist.is_initialized()):
             return 1, 0
         if dist.get_rank(self.group) < 0:
-            raise ValueError(
-                "This worker is not in the given process_group; build the loss on its members only."
+            raise InputError(
+                "process_group", "does not contain this rank. Build the loss on its members only."
             )
         return dist.get_world_size(self.group), dist.get_rank(self.group)
 
     def check_unchanged(self) -> None:
-        """A loss that was built before the process group would silently train each worker alone."""
+        """A loss built before the process group would silently train each rank alone."""
         if self._current() != (self.world_size, self.rank):
             raise RuntimeError(
-                f"This loss was built for {self.world_size} worker(s), but {self._current()[0]} are running. "
-                "Call torch.distributed.init_process_group before you build GlobalContrastiveLoss."
+                f"This loss was built for a world size of {self.world_size}, but it is {self._current()[0]}. "
+                "Call torch.distributed.init_process_group before building GlobalContrastiveLoss."
             )
 
     def gather(self, tensor: Tensor) -> Pending:
-        """Rows of all workers, in the order of their ranks: [b, …] → [K·b, …]."""
+        """Rows of all ranks, in rank order: [b, …] → [K·b, …]."""
         tensor = tensor.contiguous()
         if self.world_size == 1:
             return Pending(tensor)
@@ -61,11 +63,11 @@ class Exchange:
         return Pending(out, dist.all_gather_into_tensor(out, tensor, group=self.group, async_op=True))
 
     def sum(self, tensor: Tensor) -> Pending:
-        """The sum over workers, in place."""
+        """The sum over ranks, in place."""
         if self.world_size == 1:
             return Pending(tensor)
         return Pending(tensor, dist.all_reduce(tensor, group=self.group, async_op=True))
 
     def gather_numbers(self, *numbers: int, device: torch.device) -> list[list[int]]:
-        """These integers of every worker, on the host: for the checks of the first step."""
+        """These integers of every rank, on the host: for the checks of the first step."""
         return self.gather(torch.tensor([numbers], device=device)).wait().tolist()

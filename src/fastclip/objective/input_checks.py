@@ -1,19 +1,28 @@
-"""What is checked of a step's inputs: each step on the host, where it is free; once on the device."""
+"""Checks of a step's inputs: on the host at each step, where they are free; on the device only once."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from fastclip.errors import InputError
 from fastclip.objective.exchange import Exchange
 
 NORM_TOLERANCE = 0.02  # bfloat16 rounds a unit vector's length by up to half a percent
 
 
-class InputChecks:
-    """Refuses inputs that would give a wrong loss, a hang, or a state written to the wrong sample.
+class InputTypeError(InputError, TypeError):
+    """An argument of the wrong type."""
 
-    Until the first step is through, workers look at each other's findings, so that all of them stop.
+
+class IdError(InputError, IndexError):
+    """An id that is not in the data set."""
+
+
+class InputChecks:
+    """Refuse inputs that would cause a wrong loss, a hang, or a state written to the wrong sample.
+
+    Until the first step has passed, ranks share their results, so that all of them stop.
     """
 
     def __init__(self, algorithm: str, num_ids: int | None, exchange: Exchange):
@@ -23,98 +32,114 @@ class InputChecks:
         self.first_step_done = False
 
     def inputs(self, image: Tensor, text: Tensor, index: Tensor | None, device: torch.device, training: bool):
-        """Everything that forward is given; `device` is the loss's."""
+        """Check all arguments of forward; `device` is the loss's."""
         if image.ndim != 2 or image.shape != text.shape:
-            raise ValueError(
-                f"image_features {tuple(image.shape)} and text_features {tuple(text.shape)} "
-                "must both be (batch, d)."
+            raise InputError(
+                "image_features",
+                f"has shape {tuple(image.shape)} and text_features {tuple(text.shape)}; "
+                "both must be (batch, d).",
             )
         if image.dtype != text.dtype or not image.dtype.is_floating_point:
-            raise TypeError(
-                f"image_features are {image.dtype}, text_features {text.dtype}: give one float type."
+            raise InputTypeError(
+                "image_features",
+                f"has dtype {image.dtype} and text_features {text.dtype}; both must have one float dtype.",
             )
         if not image.device == text.device == device:
-            raise ValueError(
-                f"image_features are on {image.device}, text_features on {text.device}, "
-                f"the loss on {device}: move the loss with loss.to({str(image.device)!r}), or the features."
+            raise InputError(
+                "image_features",
+                f"is on {image.device}, text_features on {text.device}, and the loss on {device}. "
+                f"Move the loss with loss.to({str(image.device)!r}), or the features.",
             )
         self.batch(image.shape[0], device, training)
         if image.shape[0] * self.exchange.world_size < 2:
-            raise ValueError("A batch of one pair has no negatives: use a global batch of 2 or more.")
+            raise InputError(
+                "image_features", "has one pair, which has no negatives: use a global batch of at least 2."
+            )
         if self.needs_ids:
             index = self.index(index)
             if index.shape[0] != image.shape[0]:
-                raise ValueError(f"index has {index.shape[0]} ids for {image.shape[0]} pairs.")
+                raise InputError("index", f"has {index.shape[0]} ids for {image.shape[0]} pairs.")
         if not self.first_step_done:
             self._first_step(image, text, index)
 
     def index(self, index: Tensor | None) -> Tensor:
-        """Ids are a 1-d integer tensor; those on the host are checked for their range each time."""
+        """Ids must be a 1-d integer tensor; on the host, their range is checked each time."""
         if not isinstance(index, Tensor):
-            raise ValueError(
-                f"{self.algorithm} needs index, each pair's number in the data set, as a 1-d tensor; "
-                f"it got {type(index).__name__}."
+            raise InputError(
+                "index",
+                f"is of type {type(index).__name__}; {self.algorithm} requires a 1-d tensor with each pair's "
+                "number in the data set.",
             )
         integer = not (index.dtype.is_floating_point or index.dtype.is_complex or index.dtype == torch.bool)
         if index.ndim != 1 or not integer:
-            raise TypeError(f"index must be a 1-d integer tensor, not {tuple(index.shape)} of {index.dtype}.")
+            raise InputTypeError(
+                "index",
+                f"has shape {tuple(index.shape)} and dtype {index.dtype}; it must be a 1-d integer tensor.",
+            )
         if index.device.type == "cpu" and self.first_step_done and self._outside(index):
-            raise IndexError(self._range_message(index))
+            raise IdError("index", self._range_problem(index))
         return index
 
     def batch(self, b: int, device: torch.device, training: bool) -> None:
-        """All workers must bring the same number of pairs, or a collective would mix them up."""
+        """All ranks must pass the same number of pairs, or a collective would mix them up."""
         if b == 0:
-            raise ValueError("The batch is empty.")
+            raise InputError("index" if self.needs_ids else "image_features", "is empty.")
         if training not in self.local_batch:
             self.exchange.check_unchanged()
-            found = self.exchange.gather_numbers(b, self.num_ids, device=device)
-            batches, sizes = ([worker[i] for worker in found] for i in (0, 1))
+            by_rank = self.exchange.gather_numbers(b, self.num_ids, device=device)
+            batches, sizes = ([numbers[i] for numbers in by_rank] for i in (0, 1))
             if len(set(batches)) > 1:
-                raise ValueError(
-                    f"Workers bring unequal batches, in the order of ranks: {batches}. Make them equal."
+                raise InputError(
+                    "image_features",
+                    f"must have equally many rows on all ranks; ranks 0, 1, … have {batches}.",
                 )
             if len(set(sizes)) > 1:
-                raise ValueError(
-                    f"Workers disagree on num_samples, in the order of ranks: {sizes}. "
-                    "Give each the size of the whole data set, not of its part."
+                raise InputError(
+                    "num_samples",
+                    f"must be equal on all ranks; ranks 0, 1, … have {sizes}. "
+                    "Pass the size of the whole data set, not of a rank's part.",
                 )
             self.local_batch[training] = b
         if b != self.local_batch[training] and self.exchange.world_size > 1:
-            raise ValueError(
-                f"The local batch changed from {self.local_batch[training]} to {b} pairs "
-                f"on worker {self.exchange.rank}. With several workers it must stay the same: "
-                "use drop_last=True in the data loader."
+            raise InputError(
+                "image_features",
+                f"changed from {self.local_batch[training]} to {b} rows on rank {self.exchange.rank}. "
+                "With several ranks the local batch size must stay the same: "
+                "use drop_last=True in the data loader.",
             )
 
     def _first_step(self, image: Tensor, text: Tensor, index: Tensor | None) -> None:
         norms = torch.stack([image.detach(), text.detach()]).float().norm(dim=-1).flatten()
-        off = (norms - 1).abs().nan_to_num(0.0, posinf=0.0)  # a non-finite step is no mistake of use
+        off = (norms - 1).abs().nan_to_num(0.0, posinf=0.0)  # a non-finite step is not a usage error
         bad_ids = index is not None and self.needs_ids and self._outside(index)
-        found = self.exchange.gather_numbers(
+        by_rank = self.exchange.gather_numbers(
             bool(off.max() > NORM_TOLERANCE), bad_ids, bool(norms.isfinite().all()), device=image.device
         )
-        bad_norm, bad_id, finite = zip(*found, strict=True)
+        bad_norm, bad_id, finite = zip(*by_rank, strict=True)
         if any(bad_norm):
-            raise ValueError(
-                f"Features must have unit length; on {_workers(bad_norm)} some do not "
-                f"(the farthest here has {norms[off.argmax()]:.4g}). "
-                "Pass torch.nn.functional.normalize(x, dim=-1)."
+            worst = int(off.argmax())
+            raise InputError(
+                "image_features" if worst < len(image) else "text_features",
+                f"must have unit length; on {_ranks(bad_norm)} some rows do not "
+                f"(the worst on this rank has length {norms[worst]:.4g}). "
+                "Pass torch.nn.functional.normalize(x, dim=-1).",
             )
         if any(bad_id) and index is not None:
-            raise IndexError(self._range_message(index) + f" The mistake is on {_workers(bad_id)}.")
+            raise IdError("index", self._range_problem(index) + f" The invalid ids are on {_ranks(bad_id)}.")
         self.first_step_done = all(finite)
 
     def _outside(self, index: Tensor) -> bool:
         low, high = (int(x) for x in index.aminmax())
         return low < 0 or high >= self.num_ids
 
-    def _range_message(self, index: Tensor) -> str:
+    def _range_problem(self, index: Tensor) -> str:
         return (
-            f"index holds ids from {index.min()} to {index.max()}, but num_samples={self.num_ids}: "
-            f"ids must lie in [0, {self.num_ids - 1}]. Give the loss the size of the whole data set."
+            f"has ids from {index.min()} to {index.max()}, but num_samples={self.num_ids}: "
+            f"ids must be in [0, {self.num_ids - 1}]. Build the loss with the size of the whole data set."
         )
 
 
-def _workers(flags: tuple[int, ...]) -> str:
-    return f"worker(s) {[rank for rank, flag in enumerate(flags) if flag]}"
+def _ranks(flags: tuple[int, ...]) -> str:
+    """ "rank 1", "ranks 0, 2"."""
+    ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"

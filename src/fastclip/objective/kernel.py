@@ -3,9 +3,9 @@
 Shapes: b local batch, B global batch, d features. Row k of the local features is row `offset + k` of the
 global ones. Sides: 1 contrasts an image with texts (s_ij over j), 2 a text with images (s_ji over j).
 
-Nothing of size b×B is needed at once: pass A and pass B walk over tiles of the similarity. Tiles are kept
-between the passes if all of them fit into `tile_bytes`, and computed again if not. When b = B, one similarity
-serves both sides (rows for side 1, columns for side 2); otherwise each side has its own.
+The b×B matrix is never needed as a whole: pass A and pass B iterate over tiles of the similarity. Tiles are
+cached between the passes if all of them fit into `tile_bytes`, and recomputed if not. When b = B, one
+similarity serves both sides (rows for side 1, columns for side 2); otherwise each side has its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# One tile's size. A tile is touched about ten times: a CPU wants it in its cache, a GPU wants few launches.
+# One tile's size. A tile is accessed about ten times: it should fit a CPU's cache; a GPU needs few launches.
 _TILE_BYTES_CPU = 1 << 20
 _TILE_BYTES_GPU = 1 << 26
 
@@ -40,7 +40,7 @@ class Features(NamedTuple):
 
 
 class Inner(NamedTuple):
-    """What pass A finds of each local sample."""
+    """The results of pass A for each local sample."""
 
     s_ii: Tensor  # b, similarity of the pair itself
     log_g: Tensor  # b×2, log of the mean over j≠i of exp(a_ij), a_ij = (s_ij − s_ii)/τ_i
@@ -60,7 +60,7 @@ class Tile(NamedTuple):
 
 
 class Similarity:
-    """The tiles of one similarity matrix, kept after the first walk if they fit into the budget."""
+    """The tiles of one similarity matrix, cached after the first pass if they fit into the budget."""
 
     def __init__(self, row_bd: Tensor, col_Bd: Tensor, offset: int, budget: int):
         self.row_bd, self.col_Bd, self.offset = row_bd, col_Bd, offset
@@ -74,10 +74,10 @@ class Similarity:
         self._scratch = row_bd.new_empty(self.tile_rows * self.tile_cols)
 
     def tiles(self) -> Iterator[Tile]:
-        """Walk over the tiles; the caller may overwrite each until it asks for the next."""
+        """Iterate over the tiles; the caller may overwrite a tile until it takes the next one."""
         if self._kept:
             while self._kept:
-                yield self._kept.popleft()  # a kept tile is read once more, then its memory is free
+                yield self._kept.popleft()  # a cached tile is read once more, then its memory is free
             return
         reused = None if self.keeps else torch.empty_like(self._scratch)
         b, B = self.row_bd.shape[0], self.col_Bd.shape[0]
@@ -94,12 +94,12 @@ class Similarity:
                     self._kept.append(tile)
 
     def scratch(self, shape: torch.Size) -> Tensor:
-        """Working memory of one tile, the same each time."""
+        """Working memory of one tile, reused each time."""
         return _view(self._scratch, shape)
 
 
 def similarities(features: Features, tile_bytes: int) -> list[Similarity]:
-    """One similarity for both sides when b = B, else one for each; `tile_bytes` is the budget for all."""
+    """One similarity for both sides when b = B, else one for each; `tile_bytes` is the total budget."""
     f = features
     if f.whole:
         return [Similarity(f.image_bd, f.text_Bd, f.offset, tile_bytes)]
@@ -126,28 +126,28 @@ def inner_estimates(features: Features, sims: list[Similarity], tau_b2: Tensor) 
 
 
 class _SoftmaxSums:
-    """Streaming log Σ exp(a) and Σ softmax(a)·a of each sample, a = (s − s_ii)/τ, over all but the diagonal.
+    """Streaming log Σ exp(a) and Σ softmax(a)·a of each sample, a = (s − s_ii)/τ, without the diagonal.
 
-    Differences are taken between similarities, before the division by τ: there float32 holds them best.
+    Differences are taken between similarities, before the division by τ, where float32 is most exact.
     """
 
     def __init__(self, inverse_b: Tensor):
         self.inverse = inverse_b
-        self.peak = torch.full_like(inverse_b, -2.0)  # the largest s so far; this lies below every one
+        self.peak = torch.full_like(inverse_b, -2.0)  # the largest s so far; initially below any s
         self.total = torch.zeros_like(inverse_b)  # Σ exp((s − peak)/τ)
         self.weighted = torch.zeros_like(inverse_b)  # Σ exp((s − peak)/τ)·s
 
-    def add(self, s: Tensor, scratch: Tensor, diagonal: Tensor, who: slice, dim: int) -> None:
-        """Take in one tile; samples `who` lie along it, their negatives across `dim`."""
-        inverse = self.inverse[who]
-        diagonal.fill_(-torch.inf)  # the positive is no negative: no part in the maximum, no weight
-        peak = torch.maximum(self.peak[who], s.amax(dim))
+    def add(self, s: Tensor, scratch: Tensor, diagonal: Tensor, samples: slice, dim: int) -> None:
+        """Add one tile of these samples; their negatives are along `dim`."""
+        inverse = self.inverse[samples]
+        diagonal.fill_(-torch.inf)  # the positive is excluded: no part in the maximum, no weight
+        peak = torch.maximum(self.peak[samples], s.amax(dim))
         torch.sub(s, peak.unsqueeze(dim), out=scratch).mul_(inverse.unsqueeze(dim)).exp_()
         diagonal.zero_()  # 0·(−inf) would be NaN in the weighted sum
-        faded = ((self.peak[who] - peak) * inverse).exp()
-        self.total[who] = self.total[who] * faded + scratch.sum(dim)
-        self.weighted[who] = self.weighted[who] * faded + scratch.mul_(s).sum(dim)
-        self.peak[who] = peak
+        faded = ((self.peak[samples] - peak) * inverse).exp()
+        self.total[samples] = self.total[samples] * faded + scratch.sum(dim)
+        self.weighted[samples] = self.weighted[samples] * faded + scratch.mul_(s).sum(dim)
+        self.peak[samples] = peak
 
     def result(self, s_ii: Tensor) -> tuple[Tensor, Tensor]:
         log_sum = (self.peak - s_ii) * self.inverse + self.total.log()
@@ -164,10 +164,10 @@ def feature_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Pass B. Gradients of the local features (eqs. sogclr:gradw, fastclipv0:gradw, isogclr:gradw).
 
-    p1_kl = exp((s_kl − λ1_k)/τ1_k) and p2_lk = exp((s_kl − λ2_l)/τ2_l) weigh image k with text l≠k;
-    image gradient_k = scale·(Σ_l (p1_kl + p2_lk)·text_l − r_k·text_k), and the text's likewise, with
-    r_k = Σ_l (p1_kl + p2_kl). The sums in r are of the very p that were used: a gradient is what is left
-    of two nearly equal terms. `needs` tells which of the two towers wants its gradient.
+    p1_kl = exp((s_kl − λ1_k)/τ1_k) and p2_lk = exp((s_kl − λ2_l)/τ2_l) weight image k with text l≠k;
+    image gradient_k = scale·(Σ_l (p1_kl + p2_lk)·text_l − r_k·text_k), and likewise for the text, with
+    r_k = Σ_l (p1_kl + p2_kl). r sums exactly the p used above: a gradient is the small difference of two
+    nearly equal terms. `needs` says which of the two towers requires a gradient.
     """
     f = features
     local = slice(f.offset, f.offset + f.image_bd.shape[0])
@@ -198,9 +198,9 @@ def feature_gradients(
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """True float32 products whatever the caller allows: no autocast, no TF32, no reduced-precision matmul.
+    """True float32 products whatever the caller's settings: no autocast, TF32 or reduced-precision matmul.
 
-    A backend that inherited a lower precision has it as its own afterwards; one that is exact is left alone.
+    A backend that inherited a lower precision has it set explicitly afterwards; an exact one is not touched.
     """
     matmuls = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     lowered = [(matmul, matmul.fp32_precision) for matmul in matmuls]

@@ -1,8 +1,8 @@
 """GlobalContrastiveLoss: one step of any algorithm of the paper, from features to gradients and estimators.
 
-Shapes: b local batch, B = K·b global batch over K workers, d features; a last dimension of 2 holds the two
-sides (1: an image among texts, 2: a text among images). Everything is kept in log space: at τ = 0.01 the
-inner functions reach e^200, their logarithms 200.
+Shapes: b local batch, B = K·b global batch over K ranks, d features; a last dimension of 2 holds the two
+sides (1: an image among texts, 2: a text among images). Everything is in log space: at τ = 0.01 the inner
+functions reach e^200, their logarithms 200.
 """
 
 from __future__ import annotations
@@ -14,26 +14,31 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fastclip.errors import InputError, OptionError
 from fastclip.objective import kernel, temperature
-from fastclip.objective.algorithms import OPTION_NAMES, LossOptions, Settings, resolve
+from fastclip.objective.algorithms import OPTION_NAMES, LossOptions, Settings, check_tile_mib, resolve
 from fastclip.objective.exchange import Exchange, Pending
 from fastclip.objective.input_checks import InputChecks
 from fastclip.objective.sample_state import Columns, Fetch, SampleState, Written, keep_precise
 from fastclip.text import did_you_mean
 
 
+class UndoError(RuntimeError):
+    """A step that cannot be undone, or no longer."""
+
+
 class LossOutput(NamedTuple):
     """A step's result."""
 
     value: Tensor
-    """The objective's mean over the global batch, the same on every worker; call `.backward()` on it."""
+    """The objective's mean over the global batch, equal on all ranks; call `.backward()` on it."""
     stats: dict[str, Tensor]
     """Scalars on the device, for the logs; see `GlobalContrastiveLoss`."""
     step: Any
-    """The `LossStep` that this is the result of."""
+    """The `LossStep` that computed it."""
 
     def undo(self, skipped: Tensor | bool) -> None:
-        """Put the estimators back if the optimizer `skipped` this step, as it may with a GradScaler."""
+        """Restore the estimators if the optimizer `skipped` this step, as it may with a GradScaler."""
         self.step.undo(skipped)
 
 
@@ -44,32 +49,32 @@ class GlobalContrastiveLoss(nn.Module):
         out = loss(image_features, text_features, index)  # unit length; each pair's number in the data set
         out.value.backward()
 
-    With several workers build it after `init_process_group`, give each worker its own part of the batch, and
-    average the gradients of the model (DDP does). `loss.parameter_groups()` are for the optimizer; call
-    `loss.set_epoch(e)` at the start of each epoch. After `loss.eval()` the estimators stay as they are.
+    With several ranks, build it after `init_process_group`, pass each rank its own part of the batch, and
+    average the model's gradients (DDP does). Give `loss.parameter_groups()` to the optimizer, and call
+    `loss.set_epoch(e)` at the start of each epoch. After `loss.eval()` the estimators do not change.
 
     Args:
         algorithm: a name from `fastclip.ALGORITHMS`, except the peers `openclip` and `siglip`; or Settings.
-        num_samples: how many pairs the data set has; ids lie in [0, num_samples).
-        wire_dtype: dtype in which features travel (float16 halves the bytes); None sends them as they are.
-        tile_bytes: memory for similarities; they are computed twice, tile by tile, when they need more.
-        process_group: the workers; None means all of them.
-        device: where the state lives; None is torch's default device. `loss.to(…)` moves it too.
-        options: values of the algorithm; what is left out is the paper's:
+        num_samples: the number of pairs in the data set; ids are in [0, num_samples).
+        wire_dtype: dtype in which features are sent (float16 halves the traffic); None: unchanged.
+        tile_mib: memory for similarities, in MiB; if they need more, they are computed twice, in tiles.
+        process_group: the ranks; None means all.
+        device: where the state is; None means torch's default device. `loss.to(…)` moves it too.
+        options: hyperparameters of the algorithm; defaults are the paper's:
             gamma: γ of a constant schedule, the final γ_min of a cosine one; in (0, 1].
             gamma_schedule: "constant" or "cosine" (per epoch, from 1 down to gamma).
             gamma_decay_epochs: length E of the cosine; half of your epochs is a good value.
             tau: the (initial) temperature.
             tau_lr: learning rate of τ: of the group in `parameter_groups()`, or of individual temperatures.
             tau_betas: Adam's betas for individual temperatures.
-            tau_min: τ never falls below this.
+            tau_min: lower bound of τ.
             rho: radius ρ of the robust losses (isogclr, fastclip-v2, fastclip-v3).
-            epsilon: ε inside the logarithm; the paper takes 1e-6 for its largest data set.
-            estimator: "paper", or "released" for the temperature gradient and the scale of the authors' code.
+            epsilon: ε inside the logarithm; the paper uses 1e-6 for its largest data set.
+            estimator: "paper", or "released" for the τ gradient and loss scale of the authors' code.
 
-    `stats`: `loss` the value; `radius` mean(q − ℓ), which ρ steers (at most log(B−1) while γ = 1); `tau`;
-    `log_u_q05`, `log_u_q50`, `log_u_q95` of the batch; `unvisited` share of the data set not seen yet;
-    `max_weight` the batch's largest g/(ε + u), at most 1/γ.
+    `stats`: `loss`, the value; `radius`, mean(q − ℓ), which ρ steers (at most log(B−1) while γ = 1); `tau`;
+    `log_u_q05`, `log_u_q50`, `log_u_q95`, quantiles in the batch; `unvisited`, the share of the data set not
+    seen yet; `max_weight`, the batch's largest g/(ε + u), at most 1/γ.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class GlobalContrastiveLoss(nn.Module):
         num_samples: int,
         *,
         wire_dtype: torch.dtype | str | None = None,
-        tile_bytes: int | None = None,
+        tile_mib: float | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         **options: Any,
@@ -87,20 +92,19 @@ class GlobalContrastiveLoss(nn.Module):
         self.settings = _settings(algorithm, options)
         self.algorithm = self.settings.algorithm
         if self.algorithm.peer:
-            raise ValueError(
-                f"algorithm={self.algorithm.name!r} is a loss of open_clip itself: use its class, "
-                "or 'mbcl' for OpenCLIP's loss."
+            advice = f"Use open_clip's {self.algorithm.peer}, or mbcl for OpenCLIP's loss."
+            raise OptionError(
+                "algorithm", self.algorithm.name, "is a loss of open_clip itself", advice=advice
             )
         if not isinstance(num_samples, int) or num_samples < 2:
-            raise ValueError(f"num_samples={num_samples!r} must be a whole number of pairs, at least 2.")
-        tile_bytes = self.settings.tile_bytes if tile_bytes is None else tile_bytes
-        if tile_bytes < 1:
-            raise ValueError(f"tile_bytes={tile_bytes} must be positive; try {256 << 20}.")
+            raise InputError("num_samples", f"is {num_samples!r}; it must be an integer of at least 2.")
+        tile_mib = self.settings.tile_mib if tile_mib is None else tile_mib
+        check_tile_mib(tile_mib)
         wire_dtype = self.settings.wire_dtype if wire_dtype is None else wire_dtype
         wire_dtype = getattr(torch, wire_dtype) if isinstance(wire_dtype, str) else wire_dtype
         if wire_dtype is not None and not wire_dtype.is_floating_point:
-            raise ValueError(f"wire_dtype={wire_dtype} must be a float type; try torch.float16.")
-        self.num_samples, self.wire_dtype, self.tile_bytes = num_samples, wire_dtype, tile_bytes
+            raise OptionError("wire_dtype", wire_dtype, "must be a float dtype", example=torch.float16)
+        self.num_samples, self.wire_dtype, self.tile_mib = num_samples, wire_dtype, tile_mib
         self.exchange = Exchange(process_group)
         device = torch.get_default_device() if device is None else torch.device(device)
         dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
@@ -114,30 +118,30 @@ class GlobalContrastiveLoss(nn.Module):
             log_scale = torch.tensor(-log(self.settings.tau), device=device, dtype=dtype)
             self.log_scale = nn.Parameter(log_scale, requires_grad=self.algorithm.temperature == "learnable")
         self.set_epoch(0)
-        self._begun = 0  # steps; the last of them alone may be undone
+        self._begun = 0  # steps; only the last one may be undone
         self._checks = InputChecks(
             self.algorithm.name, num_samples if self.algorithm.fcco else None, self.exchange
         )
 
     @property
     def device(self) -> torch.device:
-        """Where the state and τ live; features must be there too."""
+        """Where the state and τ are; features must be there too."""
         return (self.sample_state or self.log_scale).device  # type: ignore[union-attr]
 
     def set_epoch(self, epoch: int) -> None:
         """Move γ along its schedule."""
         if epoch < 0:
-            raise ValueError(f"epoch={epoch} must not be negative.")
+            raise InputError("epoch", f"is {epoch}; it must be at least 0.")
         self.epoch, self.gamma = epoch, self.settings.gamma_at(epoch)
 
     def parameter_groups(self) -> list[dict]:
-        """What an optimizer trains besides the model: the learnable τ, with its rate and no weight decay."""
+        """Groups for the optimizer: the learnable τ, with its own rate and no weight decay."""
         if self.log_scale is None or not self.log_scale.requires_grad:
             return []
         return [{"params": [self.log_scale], "lr": self.settings.tau_lr, "weight_decay": 0.0}]
 
     def begin(self, index: Tensor | None = None) -> LossStep:
-        """Start a step before the encoders run, so that what it fetches arrives while they do.
+        """Start a step before the encoders run, so that fetching the estimators overlaps with them.
 
             step = loss.begin(index)
             image_features = encode_image(images)
@@ -148,19 +152,19 @@ class GlobalContrastiveLoss(nn.Module):
         """
         step = LossStep(self, index)
         if self.sample_state is not None:
-            known = self._checks.index(index)
-            self._checks.batch(known.shape[0], self.device, self.training)
-            step.fetch = self.sample_state.fetch(known)
+            checked = self._checks.index(index)
+            self._checks.batch(checked.shape[0], self.device, self.training)
+            step.fetch = self.sample_state.fetch(checked)
         return step
 
     def forward(
         self, image_features: Tensor, text_features: Tensor, index: Tensor | None = None
     ) -> LossOutput:
-        """The loss of a batch. `index` may be left out for `mbcl`, which remembers nothing."""
+        """The loss of a batch. `index` is optional for `mbcl`, which has no estimators."""
         return LossStep(self, index).forward(image_features, text_features)
 
     def mean_tau(self) -> float:
-        """The temperature as one number, the mean of individual ones; all workers must call it."""
+        """The temperature as one number, the mean of individual ones; all ranks must call it."""
         if self.log_scale is not None:
             return temperature.clamped_tau(self.log_scale, self.settings.tau_min)
         state = self.sample_state
@@ -169,7 +173,7 @@ class GlobalContrastiveLoss(nn.Module):
         return float(total) / (2 * self.num_samples)
 
     def _step(self, features: kernel.Features, fetch: Fetch | None, needs: tuple[bool, bool]) -> _Result:
-        """Algorithm 1, from the gathered features to the new estimators; gradients come with it."""
+        """Algorithm 1, from the gathered features to the new estimators, with all gradients."""
         settings, power = self.settings, self.algorithm.tau_power
         b, B, dtype = len(features.image_bd), len(features.image_Bd), features.image_bd.dtype
         local = slice(features.offset, features.offset + b)
@@ -178,7 +182,7 @@ class GlobalContrastiveLoss(nn.Module):
         tau_b2 = tau_B2[local]
 
         # Pass A: inner functions, then the estimators u, eq. (u:ema)
-        sims = kernel.similarities(features, self.tile_bytes)
+        sims = kernel.similarities(features, tile_bytes=int(self.tile_mib * (1 << 20)))
         inner = kernel.inner_estimates(features, sims, tau_b2)
         log_u_b2 = inner.log_g
         if log_u_B2 is not None:
@@ -188,7 +192,7 @@ class GlobalContrastiveLoss(nn.Module):
         q_b2 = inner.mean_a * weight_b2
         lambda_b2 = inner.s_ii[:, None] + tau_b2 * (log(B - 1) + log_outer_b2 + (1 - power) * tau_b2.log())
 
-        # On the network: λ and log u of each sample (and the gradient of its τ), Σq and the largest weight
+        # Gathered: λ and log u of each sample (and the gradient of its τ), Σq and the largest weight
         scalars = [lambda_b2, log_u_b2]
         if self.log_scale is None:
             scalars.append(temperature.individual_gradient(settings, log_outer_b2, q_b2))
@@ -200,7 +204,7 @@ class GlobalContrastiveLoss(nn.Module):
         if self.training and fetch is not None:
             written = self._write_back(fetch, log_u_B2, shared_Bc[:, 4:], finite=shared_Bc.isfinite().all())
 
-        # The outer mean, and the gradient of a global τ: from the same numbers on every worker
+        # The outer mean, and the gradient of a global τ: from the same numbers on every rank
         log_outer_B2 = _log_outer(log_u_B2, settings.log_epsilon(B))
         mean = temperature.BatchMeans(
             log_outer_B2.sum(1).mean(), log_u_B2.sum(1).mean(), totals_K2[:, 0].sum() / B
@@ -211,22 +215,24 @@ class GlobalContrastiveLoss(nn.Module):
             tau = tau_B2[0, 0]
             log_scale_grad = -tau * temperature.global_gradient(settings, tau, mean)  # log_scale is log(1/τ)
 
-        # Pass B: gradients of the local features, ready to be averaged over workers: 1/b = K/B
+        # Pass B: gradients of the local features, ready to be averaged over ranks: 1/b = K/B
         gradients = kernel.feature_gradients(features, sims, tau_B2, lambda_B2, settings.scale / b, needs)
         stats = self._stats(value, mean, tau_B2, log_u_B2, totals_K2[:, 1].max())
         return _Result((value, *gradients, log_scale_grad), stats, written)
 
     def _gather_features(self, early: Pending | None, image: Tensor, text: Tensor) -> kernel.Features:
-        """Local and global features in float32, or float64; the local ones as rounded as the others."""
+        """Local and global features in float32 or float64; local ones are rounded like the others."""
         pending = early or self._send(image), self._send(text)
         dtype = torch.float64 if image.dtype == torch.float64 else torch.float32
         image_Bd, text_Bd = (features.wait().to(dtype) for features in pending)
         b = len(image)
         if len(image_Bd) != len(text_Bd):
-            raise RuntimeError("forward got another batch than images: pass the same features.")
+            raise RuntimeError(
+                f"images got {len(image_Bd)} pairs, but forward got {len(text_Bd)}: pass the same features."
+            )
         local = slice(self.exchange.rank * b, (self.exchange.rank + 1) * b)
         image_bd = image_Bd[local]
-        if early is not None:  # other features than those that were sent must not pass for them: NaN
+        if early is not None:  # features other than those sent must not go unnoticed: NaN
             same = (image_bd == image.detach().to(self.wire_dtype or image.dtype).to(dtype)).all()
             image_bd = torch.where(same, image_bd, torch.nan)
         return kernel.Features(image_bd, text_Bd[local], image_Bd, text_Bd, local.start)
@@ -241,12 +247,11 @@ class GlobalContrastiveLoss(nn.Module):
 
     def _moved_log_u(self, log_u: Tensor, log_g: Tensor) -> Tensor:
         """eq. (u:ema) in log space; a sample's first visit takes the batch's estimate."""
-        remembered = _log1m(self.gamma) + log_u
-        moved = torch.logaddexp(remembered, log(self.gamma) + log_g)
+        moved = torch.logaddexp(_log1m(self.gamma) + log_u, log(self.gamma) + log_g)
         return torch.where(log_u == -torch.inf, log_g, moved)
 
     def _share(self, rows_bc: Tensor, totals_2: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of the global batch and each worker's totals, in one collective."""
+        """Rows of the global batch and each rank's totals, in one collective."""
         (b, c), K = rows_bc.shape, self.exchange.world_size
         packed = self.exchange.gather(torch.cat([rows_bc.flatten(), totals_2])[None]).wait()
         return packed[:, : b * c].reshape(K * b, c), packed[:, b * c :]
@@ -290,21 +295,23 @@ class GlobalContrastiveLoss(nn.Module):
     def _load_from_state_dict(
         self, state_dict, prefix, metadata, strict, missing, unexpected, errors
     ) -> None:
-        """All workers must call it: they count the visited samples together."""
+        """All ranks must call it: they count the visited samples together."""
         if self.sample_state is not None:
             saved = {name: state_dict.pop(prefix + name, None) for name in self.sample_state.columns}
             sizes = {column.shape[0] for column in saved.values() if column is not None}
             if None in saved.values():
                 missing.extend(prefix + name for name, column in saved.items() if column is None)
             elif sizes != {self.num_samples}:
-                errors.append(f"the saved state has {max(sizes):,} samples, this loss {self.num_samples:,}.")
+                errors.append(
+                    f"the saved state has {max(sizes):,} samples, but this loss has {self.num_samples:,}."
+                )
             else:
                 self.sample_state.load_state_dict(saved)
-                self._begun += 1  # what was written before can no longer be undone
+                self._begun += 1  # earlier steps can no longer be undone
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
     def _apply(self, fn, recurse: bool = True) -> GlobalContrastiveLoss:
-        """`.to(…)` and its like move the state too, and leave it and log_scale in float32 or float64."""
+        """`.to(…)` and the like move the state too; it and log_scale stay in float32 or float64."""
         if self.sample_state is not None:
             self.sample_state.move(fn)
             self._begun += 1
@@ -327,16 +334,16 @@ class LossStep:
     """One step of a loss: `begin` → `images` → `forward` → perhaps `undo`; `GlobalContrastiveLoss.begin`."""
 
     def __init__(self, loss: GlobalContrastiveLoss, index: Tensor | None):
-        loss._begun += loss.training  # others write nothing
+        loss._begun += loss.training  # in eval mode nothing is written
         self.loss, self.number, self.index = loss, loss._begun, index
         self.fetch: Fetch | None = None
         self._early_images: Pending | None = None
         self._written: Written | None = None
 
     def images(self, image_features: Tensor) -> None:
-        """Start to gather image features before the text encoder runs; forward then takes the same features.
+        """Start to gather image features before the text encoder runs; pass the same ones to forward.
 
-        Nothing happens without gradients, so that one worker alone may use the model for inference.
+        Does nothing without gradients, so that a single rank may use the model for inference.
         """
         if torch.is_grad_enabled():
             self.loss._checks.batch(image_features.shape[0], self.loss.device, self.loss.training)
@@ -345,7 +352,7 @@ class LossStep:
             self._early_images = self.loss._send(image_features)
 
     def forward(self, image_features: Tensor, text_features: Tensor) -> LossOutput:
-        """The loss of the batch; its estimators are new from here on, unless something is not finite."""
+        """The loss of the batch; updates its estimators, unless something is not finite."""
         loss, grad = self.loss, torch.is_grad_enabled()
         loss._checks.inputs(image_features, text_features, self.index, loss.device, loss.training)
         if self.fetch is None and loss.sample_state is not None and self.index is not None:
@@ -353,22 +360,22 @@ class LossStep:
         needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)
         with torch.no_grad(), kernel.full_precision(image_features.device):
             features = loss._gather_features(self._early_images, image_features, text_features)
-            found = loss._step(features, self.fetch, needs)
-        self.fetch, self._early_images, self._written = None, None, found.written
+            result = loss._step(features, self.fetch, needs)
+        self.fetch, self._early_images, self._written = None, None, result.written
         inputs = image_features, text_features, loss.log_scale
-        return LossOutput(_WithGradients.apply(*inputs, *found.value_and_gradients), found.stats, self)
+        return LossOutput(_WithGradients.apply(*inputs, *result.value_and_gradients), result.stats, self)
 
     def undo(self, skipped: Tensor | bool) -> None:
-        """Put the estimators back if the optimizer `skipped` this step, as it may with a GradScaler."""
+        """Restore the estimators if the optimizer `skipped` this step, as it may with a GradScaler."""
         state = self.loss.sample_state
         if state is None or skipped is False:
             return
         if self.loss._begun != self.number:
-            raise RuntimeError(
-                "This step can no longer be undone: the next one has begun, and has read what it wrote."
+            raise UndoError(
+                "This step can no longer be undone: the next one has already read its estimators."
             )
         if self._written is None:
-            raise RuntimeError("There is no step to undo: call this once, after the step's forward.")
+            raise UndoError("There is no step to undo: call undo once, after the step's forward.")
         written, self._written = self._written, None
         state.undo(written, torch.as_tensor(skipped))
 
@@ -376,11 +383,11 @@ class LossStep:
 def _settings(algorithm: str | Settings, options: dict[str, Any]) -> Settings:
     if isinstance(algorithm, Settings):
         if options:
-            raise TypeError(f"{next(iter(options))} is part of the Settings already: change it there.")
+            raise TypeError(f"{next(iter(options))} is already part of the Settings: change it there.")
         return algorithm
     for name in options:
         if name not in OPTION_NAMES:
-            hint = did_you_mean(name, OPTION_NAMES) or f" Choose from: {', '.join(OPTION_NAMES)}."
+            hint = did_you_mean(name, OPTION_NAMES) or f" Its options: {', '.join(OPTION_NAMES)}."
             raise TypeError(f"GlobalContrastiveLoss has no option {name!r}.{hint}")
     return resolve(algorithm, LossOptions(**options))
 
@@ -392,7 +399,7 @@ class _Result(NamedTuple):
 
 
 class _WithGradients(torch.autograd.Function):
-    """A value whose gradients are known already; backward only scales them, which suits a GradScaler."""
+    """A value with precomputed gradients; backward only scales them, as a GradScaler requires."""
 
     @staticmethod
     def forward(ctx, image, text, log_scale, value, image_grad, text_grad, log_scale_grad):
@@ -403,7 +410,7 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, scale):
-        # Without retain_graph nobody asks again: scale in place, and save a copy of the features' size.
+        # Without retain_graph this runs once: scale in place, which saves a copy of the features' size.
         retained = torch._C._autograd._get_current_graph_task_keep_graph()
         scaled = [
             None if gradient is None else (gradient * scale if retained else gradient.mul_(scale)).to(dtype)

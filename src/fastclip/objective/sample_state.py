@@ -1,7 +1,7 @@
-"""What is remembered of each sample between its visits: log u, and individual temperatures and moments.
+"""The state of each sample between its visits: log u, and individual temperatures and their moments.
 
-The state is one array of n rows, cut into equal blocks of consecutive ids, one block a worker. A step reads
-and writes only the rows of its batch: nothing but creating and loading the state takes time in n.
+The state is one array of n rows, split into equal blocks of consecutive ids, one block per rank. A step reads
+and writes only the rows of its batch: only creating and loading the state takes time proportional to n.
 
 Letters: B global batch, n samples. Columns: log_u n×2 (image side, text side), and with individual
 temperatures tau n×2, its Adam moments tau_m and tau_v n×2, and tau_visits n×1.
@@ -21,19 +21,19 @@ Columns = dict[str, Tensor]
 
 
 class Fetch:
-    """The state of a batch, on its way to every worker: first the ids travel, then the owners' rows.
+    """The state of a batch, on its way to every rank: first the ids are gathered, then the owners' rows.
 
-    `advance` starts the second journey; both are hidden if it is called while the encoders run.
+    `advance` starts the second part; both overlap with the encoders if it is called while they run.
     """
 
     def __init__(self, state: SampleState, index_b: Tensor, ids: Pending):
         self.index_b = index_b
-        """The tensor that was given: forward must be called with the same one."""
+        """The original tensor: forward must be called with the same one."""
         self._state, self._ids = state, ids
         self._rows: Pending | None = None
 
     def advance(self) -> None:
-        """Owners fill in their rows, and a sum joins them; nothing if that was done before."""
+        """Owners fill in their rows, and a sum combines them; does nothing the second time."""
         if self._rows is not None:
             return
         state = self._state
@@ -41,18 +41,18 @@ class Fetch:
         row_B = self.id_B - state.start
         mine_B = (row_B >= 0) & (row_B < state.held)
         self.row_B = torch.where(mine_B, row_B, state.held)
-        """Where this worker holds a sample; its spare row if another worker holds it."""
+        """This rank's row of each sample; the spare row for samples of other ranks."""
         self._rows = state.exchange.sum(state.values(self.row_B).masked_fill_(~mine_B[:, None], 0.0))
 
     @property
     def values_Bc(self) -> Tensor:
-        """log u, and τ if it is individual, as they were."""
+        """log u, and τ if it is individual, before this step."""
         self.advance()
         assert self._rows is not None
         return self._rows.wait()
 
     def wait(self) -> tuple[Tensor, Tensor | None]:
-        """log u (B×2), and τ (B×2) or None. An id that does not exist gets NaN: it cannot pass unseen."""
+        """log u (B×2), and τ (B×2) or None; NaN for an id that does not exist, which the loss then shows."""
         values_Bc = self.values_Bc
         known_B = (self.id_B >= 0) & (self.id_B < self._state.num_samples)
         values_Bc = values_Bc.masked_fill(~known_B[:, None], torch.nan)
@@ -60,7 +60,7 @@ class Fetch:
 
 
 class Written(NamedTuple):
-    """What a write replaced."""
+    """The values that a write replaced."""
 
     row_B: Tensor
     old: Columns
@@ -68,7 +68,7 @@ class Written(NamedTuple):
 
 
 class SampleState:
-    """n rows over K workers; this one holds `held` of them, and a spare row for writes not its own."""
+    """n rows over K ranks; this one holds `held` of them, and a spare row for writes of other ranks."""
 
     def __init__(
         self,
@@ -96,22 +96,22 @@ class SampleState:
         return self.visited.device
 
     def fetch(self, index_b: Tensor) -> Fetch:
-        """Start to bring the global batch's rows to every worker."""
-        # a copy to a GPU from memory that is not pinned would wait for the device
+        """Start to fetch the global batch's rows, on every rank."""
+        # a copy to a GPU from unpinned memory would wait for the device
         pin = index_b.device.type == "cpu" and self.device.type == "cuda"
         sent_b = index_b.pin_memory() if pin else index_b
         sent_b = sent_b.to(self.device, torch.int64, non_blocking=True)
         return Fetch(self, index_b, self.exchange.gather(sent_b))
 
     def values(self, row_B: Tensor) -> Tensor:
-        """What forward needs of these rows: log u, and τ if it is individual."""
+        """The columns that forward uses: log u, and τ if it is individual."""
         return torch.cat([self.columns[name].index_select(0, row_B) for name in self._fetched], dim=1)
 
     def write(self, fetch: Fetch, new: Callable[[Columns], Columns], finite: Tensor) -> Written:
-        """Put back the batch's rows: `new` turns the old columns of the batch into those that change.
+        """Update the batch's rows: `new` maps the old columns of the batch to those that change.
 
-        Of equal ids the first in the global batch writes. Where `finite` is false, nothing is written. What
-        is returned takes the write back with `undo`, before the next one.
+        Of equal ids the first in the global batch writes. Where `finite` is false, nothing is written. Pass
+        the result to `undo` to revert the write, before the next one.
         """
         fetch.advance()
         writes_B = first_of_equals(fetch.id_B) & finite
@@ -127,7 +127,7 @@ class SampleState:
         return written
 
     def undo(self, written: Written, skipped: Tensor) -> None:
-        """Where `skipped` is true, take the last write back."""
+        """Where `skipped` is true, revert the last write."""
         target_B, old, visited = written
         skipped = skipped.to(self.device).bool()
         target_B = torch.where(skipped, target_B, self.held)
@@ -136,19 +136,19 @@ class SampleState:
         self.visited = torch.where(skipped, visited, self.visited)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Follow a module's `.to(…)` to another device, and to float64 or float32; never to less."""
+        """Follow a module's `.to(…)` to another device, and to float64 or float32, never lower."""
         self.columns = {name: keep_precise(fn, column) for name, column in self.columns.items()}
         self.visited = self.visited.to(self.columns["log_u"].device)
 
     def state_dict(self) -> Columns:
-        """The rows, without the spare one: plain tensors of one worker, DTensors of several.
+        """The rows, without the spare one: plain tensors on one rank, DTensors on several.
 
-        torch.distributed.checkpoint saves these at one number of workers and loads them at any other.
+        torch.distributed.checkpoint saves these at one world size and loads them at any other.
         """
         return {name: self._as_sharded(column[: self.held]) for name, column in self.columns.items()}
 
     def load_state_dict(self, saved: Columns) -> None:
-        """Take this worker's rows from DTensors of this world size, or from whole tensors; all must call."""
+        """Load this rank's rows from DTensors of this world size or full tensors; all ranks must call it."""
         for name, column in self.columns.items():
             column[: self.held].copy_(self._own_rows(saved[name]))
         count = (self.columns["log_u"][: self.held, 0] > -torch.inf).sum()
@@ -172,7 +172,7 @@ class SampleState:
 
 
 def first_of_equals(id_B: Tensor) -> Tensor:
-    """Which positions hold an id for the first time."""
+    """Whether each position holds the first occurrence of its id."""
     sorted_B, order_B = torch.sort(id_B, stable=True)
     first_B = torch.ones_like(sorted_B, dtype=torch.bool)
     first_B[1:] = sorted_B[1:] != sorted_B[:-1]
@@ -180,6 +180,6 @@ def first_of_equals(id_B: Tensor) -> Tensor:
 
 
 def keep_precise(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Apply a module's conversion, but never fall below float32."""
+    """Apply a module's conversion, but never go below float32."""
     moved = fn(tensor)
     return moved if moved.dtype in (torch.float32, torch.float64) else tensor.to(moved.device)

@@ -1,4 +1,4 @@
-"""How γ, the learning rate of the estimators u, moves over the epochs."""
+"""The schedule of γ, the learning rate of the estimators u, over the epochs."""
 
 from __future__ import annotations
 

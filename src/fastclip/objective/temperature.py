@@ -1,6 +1,6 @@
-"""How the temperature moves: the gradients of the global τ, and the Adam step of individual ones.
+"""Updates of the temperature: the gradients of a global τ, and the Adam step of individual ones.
 
-q_i = ā_i·g_i/(ε + u_i) is the inner function's part in a sample's gradient: τ·∂g_i/∂τ/(ε + u_i) = −q_i.
+q_i = ā_i·g_i/(ε + u_i) is the inner function's part of a sample's gradient: τ·∂g_i/∂τ/(ε + u_i) = −q_i.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def clamp_log_scale_(log_scale: Tensor, tau_min: float) -> None:
 
 
 def clamped_tau(log_scale: Tensor, tau_min: float) -> float:
-    """τ as a number, in [tau_min, 1]: the last step may have left the range."""
+    """τ as a number in [tau_min, 1], which the last step may have left."""
     return max(tau_min, min(TAU_MAX, exp(-float(log_scale.detach()))))
 
 

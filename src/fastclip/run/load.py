@@ -1,4 +1,4 @@
-"""A trained model for use: `fastclip.load` of a run's folder, an exported folder, or an open_clip name.
+"""Load a trained model for inference: `fastclip.load` of a run, an exported folder, or an open_clip name.
 
 model = fastclip.load("runs/emoji-fastclip-v3")
 scores = model.similarity(["heart.png", "cat.png"], ["a red heart", "a cat"])
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastclip.config.resolved import resolve_again
 from fastclip.data.images import UnusableSample, turn_upright, upright_rgb
+from fastclip.errors import InputError, PathError
 from fastclip.model import TwoTowers, build_model, find_model
 from fastclip.objective.temperature import clamped_tau
 from fastclip.run.checkpoint import load as load_tensors
@@ -25,42 +26,50 @@ from fastclip.run.checkpoint import tensor_names
 from fastclip.run.folder import Which, find_checkpoint, is_run, read_metadata
 from fastclip.weights import CONFIG_FILE
 
-Picture = Image.Image | str | Path
-_AT_ONCE = 256  # pictures, or texts, that are in memory as tensors
+ImageInput = Image.Image | str | Path
+_AT_ONCE = 256  # default batch size for images and texts
 
 
 class Model:
-    """Encodes pictures and texts into unit-length features, and compares them."""
+    """Encodes images and texts as unit-length features, and compares them.
 
-    def __init__(self, towers: TwoTowers):
-        self.towers = towers
+    Args:
+        batch: images, or texts, that are encoded at a time.
+    """
+
+    def __init__(self, towers: TwoTowers, *, batch: int = _AT_ONCE):
+        self.towers, self.batch = towers, batch
         self._transform, self._tokenizer = towers.eval_transform(), towers.tokenizer()
 
     @property
     def device(self) -> torch.device:
-        """Where the model is, and its features."""
+        """The device of the model and its features."""
         return self.towers.clip.logit_scale.device
 
-    def encode_image(self, images: Sequence[Picture] | Picture) -> Tensor:
-        """Features of PIL images or of image files, (images, d); transparency becomes white."""
-        listed = [images] if isinstance(images, Picture) else list(images)
+    def encode_image(self, images: Sequence[ImageInput] | ImageInput) -> Tensor:
+        """Features of PIL images or image files, (images, d); transparent areas become white."""
+        listed = [images] if isinstance(images, ImageInput) else list(images)
+        if not listed:
+            raise InputError("images", "is empty: pass at least one image.")
         return self._in_batches(listed, self._encode_images)
 
     def encode_text(self, texts: Sequence[str] | str) -> Tensor:
         """Features of texts, (texts, d)."""
         listed = [texts] if isinstance(texts, str) else list(texts)
+        if not listed:
+            raise InputError("texts", "is empty: pass at least one text.")
         return self._in_batches(listed, self._encode_texts)
 
-    def similarity(self, images: Sequence[Picture] | Picture, texts: Sequence[str] | str) -> Tensor:
-        """Cosines between images (rows) and texts (columns)."""
+    def similarity(self, images: Sequence[ImageInput] | ImageInput, texts: Sequence[str] | str) -> Tensor:
+        """Cosine similarities between images (rows) and texts (columns)."""
         return self.encode_image(images) @ self.encode_text(texts).T
 
     @torch.no_grad()
-    def classify(self, images: Sequence[Picture] | Picture, labels: Sequence[str] | str) -> Tensor:
-        """Probabilities of the labels (columns) for each image (rows), at the model's own temperature."""
+    def classify(self, images: Sequence[ImageInput] | ImageInput, labels: Sequence[str] | str) -> Tensor:
+        """Probabilities of the labels (columns) for each image (rows), at the model's temperature."""
         return (self.similarity(images, labels) * self.towers.clip.logit_scale.exp()).softmax(dim=-1)
 
-    def _encode_images(self, images: list[Picture]) -> Tensor:
+    def _encode_images(self, images: list[ImageInput]) -> Tensor:
         stacked = torch.stack([self._transform(_upright(image)) for image in images])
         return self.towers.clip.encode_image(stacked.to(self.device), normalize=True)
 
@@ -68,11 +77,9 @@ class Model:
         return self.towers.clip.encode_text(self._tokenizer(texts).to(self.device), normalize=True)
 
     @torch.no_grad()
-    def _in_batches(self, things: list, encode: Callable[[list], Tensor]) -> Tensor:
-        if not things:
-            raise ValueError("There is nothing to encode: give at least one picture, or one text.")
-        parts = [encode(things[start : start + _AT_ONCE]) for start in range(0, len(things), _AT_ONCE)]
-        return torch.cat(parts)
+    def _in_batches(self, inputs: list, encode: Callable[[list], Tensor]) -> Tensor:
+        batches = [inputs[start : start + self.batch] for start in range(0, len(inputs), self.batch)]
+        return torch.cat([encode(batch) for batch in batches])
 
 
 def load(
@@ -82,12 +89,12 @@ def load(
     checkpoint: Literal["last", "best"] = "last",
     device: torch.device | str = "cpu",
 ) -> Model:
-    """A model in evaluation mode.
+    """Load a model in eval mode.
 
     Args:
-        model: a run's folder, an exported folder, or an open_clip name or JSON config with `pretrained`.
-        pretrained: weights for a name: a file, a folder, or an open_clip tag.
-        checkpoint: which checkpoint of a run.
+        model: the folder of a run, an exported folder, or an open_clip name or JSON config with `pretrained`.
+        pretrained: weights for a name or config: a file, a folder, or an open_clip tag.
+        checkpoint: which checkpoint of a run to load.
     """
     return Model(load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=device))
 
@@ -99,27 +106,28 @@ def load_towers(
     checkpoint: Literal["last", "best"] = "last",
     device: torch.device | str = "cpu",
 ) -> TwoTowers:
-    """The same as `load`, as training has it."""
+    """Like `load`, but return the TwoTowers that training uses."""
     folder = Path(model).expanduser()
     if pretrained is not None:
         return build_model(str(model), pretrained=pretrained, device=device).eval()
     if is_run(folder):
         towers, tau = load_model(folder, checkpoint, device)
-        if tau is not None:  # it was learned in the loss
+        if tau is not None:  # the temperature was learned in the loss
             towers.clip.logit_scale.data.fill_(-log(tau))
         return towers
     if folder.is_dir():
         return load_exported(folder, device)
-    raise ValueError(
-        f"model={str(model)!r} is neither the folder of a run nor an exported folder. A name of open_clip "
-        "needs weights: give pretrained, a file or an open_clip tag."
+    raise PathError(
+        model,
+        "is neither the folder of a run nor an exported folder. An open_clip model name needs weights: "
+        "pass pretrained, a file or an open_clip tag.",
     )
 
 
 def load_model(
     run: Path, which: Which = "last", device: torch.device | str = "cpu"
 ) -> tuple[TwoTowers, float | None]:
-    """The model of a checkpoint in eval mode, and its temperature; None where the model holds it itself."""
+    """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter."""
     path = find_checkpoint(run, which)
     config, names = read_metadata(path)["config"], tensor_names(path)
     dtype = torch.float64 if config["precision"] == "float64" else torch.float32
@@ -131,23 +139,23 @@ def load_model(
 
 
 def load_exported(folder: Path | str, device: torch.device | str = "cpu") -> TwoTowers:
-    """The model of an exported folder, or of any that open_clip loads as `local-dir:`; in eval mode."""
+    """Load an exported folder, or any that open_clip loads as `local-dir:`, in eval mode."""
     name = find_model(str(folder))
     logit_bias = open_clip.get_model_config(name).get("init_logit_bias") is not None
     return build_model(name, pretrained=folder, logit_bias=logit_bias, device=device).eval()
 
 
-def _upright(image: Picture) -> Image.Image:
+def _upright(image: ImageInput) -> Image.Image:
     if isinstance(image, Image.Image):
         return turn_upright(image)
     try:
         return upright_rgb(Path(image).read_bytes())
     except UnusableSample as error:
-        raise ValueError(f"{image} cannot be used: {error}.") from error
+        raise PathError(image, f"cannot be used: {error}.") from error
 
 
 def _tau(path: Path, names: dict, config: dict) -> float | None:
-    """One temperature, or the mean of individual ones."""
+    """The global temperature, or the mean of individual ones."""
     name = next((name for name in ("loss.log_scale", "loss.tau") if name in names), None)
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, on disk at once, read again, and cut back when a run resumes."""
+"""metrics.jsonl: one JSON object per line, written immediately, and truncated when a run resumes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ log = logging.getLogger(__name__)
 
 
 class JsonLines:
-    """The lines of a file that are JSON objects, each with its number; the others are remembered.
+    """Iterate over the lines of a file that are JSON objects, each with its line number.
 
-    `left_out` has the numbers of lines that are something else; `torn` is whether the last one has no end,
-    as a kill in the middle of a write leaves it.
+    `skipped` has the numbers of lines that are something else; `torn` says whether the last line is
+    incomplete, as when the process was killed while writing.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self.raw: list[bytes] = []  # all lines, once it was begun to read them
-        self.left_out: list[int] = []
+        self.raw: list[bytes] = []  # all lines, once iteration has started
+        self.skipped: list[int] = []
         self.torn = False
 
     def __iter__(self) -> Iterator[tuple[int, dict]]:
@@ -39,24 +39,24 @@ class JsonLines:
             elif text.strip() and number == len(lines):
                 self.torn = True
             elif text.strip():
-                self.left_out.append(number)
+                self.skipped.append(number)
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """All records; a line that was torn when a run was killed is left out."""
+    """All records; an incomplete last line, left by a killed run, is skipped."""
     lines = JsonLines(path)
     records = [record for _, record in lines]
-    _tell_left_out(lines)
+    _warn_of_skipped(lines)
     return records
 
 
-def _tell_left_out(lines: JsonLines) -> None:
-    for number in lines.left_out:
-        log.warning("%s: line %d is no record and is left out.", lines.path, number)
+def _warn_of_skipped(lines: JsonLines) -> None:
+    for number in lines.skipped:
+        log.warning("%s: line %d is not a record and is skipped.", lines.path, number)
 
 
 def last_record(path: Path) -> dict | None:
-    """The last whole record with a step and an epoch, without reading a long file."""
+    """The last complete record with a step and an epoch, read from the end of the file."""
     with suppress(OSError):
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - 10_000))
@@ -69,12 +69,12 @@ def last_record(path: Path) -> dict | None:
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Forget what came after `step`: a run that resumes there will tell it again."""
+    """Drop the records after `step`: a run that resumes there writes them again."""
     if not path.exists():
         return
     lines = JsonLines(path)
     kept = [lines.raw[number - 1] for number, record in lines if record.get("step", 0) <= step]
-    _tell_left_out(lines)
+    _warn_of_skipped(lines)
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:
         file.write(b"".join(line + b"\n" for line in kept))
@@ -84,7 +84,7 @@ def truncate_metrics(path: Path, step: int) -> None:
 
 
 class MetricsFile:
-    """One JSON object a line, on disk at once. What a full disk refuses is kept and tried again."""
+    """Write one JSON object per line, immediately; records that a full disk refuses are retried later."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -103,7 +103,7 @@ class MetricsFile:
         except OSError as error:
             if not self._warned:
                 log.warning(
-                    "%s cannot be written: %s. The run goes on, and its records are tried again.",
+                    "%s cannot be written: %s. Training continues, and the records will be retried.",
                     self.path,
                     error.strerror,
                 )
@@ -112,7 +112,7 @@ class MetricsFile:
             self._unwritten, self._warned = [], False
 
     def _append(self, data: bytes) -> None:
-        """All or nothing: half a line would spoil the next one too."""
+        """Append all or nothing: half a line would corrupt the next one too."""
         with open(self.path, "ab", buffering=0) as file:
             size = file.tell()
             try:
@@ -125,7 +125,7 @@ class MetricsFile:
 
 
 def _finite(value):
-    """JSON has no NaN and no infinity: null stands for them."""
+    """Replace NaN and infinities, which JSON lacks, by null."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

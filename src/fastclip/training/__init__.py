@@ -1,1 +1,1 @@
-"""The loop: from a recipe to a trained model, exact under interruption, at any number of workers."""
+"""The training loop: from a recipe to a trained model, exact under interruption, with any number of ranks."""

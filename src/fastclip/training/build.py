@@ -1,5 +1,6 @@
-"""From a resolved config to what trains: the model, the loss, the optimizer, the step. No file is opened here
-but that of pretrained weights.
+"""Build the model, the loss, the optimizer and the training step from a resolved config.
+
+The only files opened here are pretrained weights.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastclip.config.resolved import Resolved
 from fastclip.distributed.world import World
+from fastclip.errors import OptionError
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
 from fastclip.training.step import Loss, OpenClipLoss, TrainStep, compile_towers
 
 log = logging.getLogger(__name__)
-MAX_DEFAULT_WARMUP = 10_000  # steps, the paper's for its medium and large settings
+MAX_DEFAULT_WARMUP = 10_000  # steps; the paper's value for its medium and large settings
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def build_towers(config: Resolved, world: World) -> TwoTowers:
-    """The model, the same on every worker."""
+    """Build the model, identical on every rank."""
     row, model = config.loss.algorithm, config.model
     towers = build_model(
         model.name,
@@ -43,7 +45,7 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
         seed=config.seed,
     )
     if not row.peer:
-        towers.freeze_logit_scale()  # τ lives in the loss
+        towers.freeze_logit_scale()  # τ is a parameter of the loss
     if model.compile:
         compile_towers(towers)
     return towers
@@ -56,10 +58,10 @@ def build_step(
     world: World,
     finish: Callable[[Tensor, torch.device], Tensor] = Tensor.to,
 ) -> TrainStep:
-    """The loss, the optimizer and the step for these towers.
+    """Build the loss, the optimizer and the training step for these towers.
 
     Args:
-        finish: brings the loader's images to the device, as `Decoder.finish`.
+        finish: moves the loader's images to the device, e.g. `Decoder.finish`.
     """
     _set_float32_precision(config.precision, world.device)
     loss = _build_loss(config, towers, num_samples, world)
@@ -90,13 +92,13 @@ def build_step(
 
 
 def warmup_steps(given: int | None, steps: int) -> int:
-    """The recipe's; a tenth of the run, at most 10,000, if it says nothing or was meant for more data."""
+    """Steps of warm-up; default: a tenth of the run, at most 10,000. Too long a warm-up becomes a tenth."""
     tenth = ceil(steps / 10)
     if given is None:
         return min(MAX_DEFAULT_WARMUP, tenth)
     if 2 * given > steps:
         log.warning(
-            "optim.warmup=%s is more than half of this run's %s steps: it warms up for %s instead.",
+            "optim.warmup=%s is more than half of this run's %s steps: using %s instead.",
             f"{given:,}",
             f"{steps:,}",
             f"{tenth:,}",
@@ -106,7 +108,7 @@ def warmup_steps(given: int | None, steps: int) -> int:
 
 
 def _wrapped(towers: TwoTowers, world: World) -> nn.Module:
-    """In DDP, if there are several workers."""
+    """The towers, wrapped in DDP if there are several ranks."""
     if world.size == 1:
         return towers
     return DistributedDataParallel(
@@ -131,7 +133,7 @@ def _dtype(config: Resolved) -> torch.dtype:
 def _set_float32_precision(precision: str, device: torch.device) -> None:
     if device.type != "cuda":
         if precision == "tf32":
-            raise ValueError("precision=tf32 has no effect without an NVIDIA GPU; try float32 or bfloat16.")
+            raise OptionError("precision", precision, "requires an NVIDIA GPU", example="bfloat16")
         return
     mode = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = mode

@@ -1,13 +1,14 @@
-"""What a person sees of a run: bars and values that stay in place on a terminal, plain lines in a pipe."""
+"""The display of a run: a live panel on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
@@ -15,10 +16,10 @@ from rich.text import Text
 from fastclip.terminal import View
 from fastclip.text import duration
 
-_WIDEST = 120  # columns; wider pictures are harder to read
-_METRICS = 6  # of an evaluation, on the terminal
-_ALARMING = {"data_wait": 0.2, "skipped": 0, "bad": 0}  # what is worth a colour above this
-_SHOWN = {  # name and text in the panel; text and width on a plain line
+_WIDEST = 120  # columns; wider panels are harder to read
+_METRICS = 6  # of an evaluation, shown on the terminal
+_ALARMING = {"data_wait": 0.2, "skipped": 0, "bad": 0}  # highlighted above this value
+_SHOWN = {  # name and format in the panel; format and width on a plain line
     "loss": ("loss", "{}", "loss {}", 14),
     "tau": ("temperature τ", "{:#.3g}", "tau {:#.3g}", 10),
     "gamma": ("inner rate γ", "{:#.3g}", "gamma {:#.3g}", 11),
@@ -37,16 +38,16 @@ _SHOWN = {  # name and text in the panel; text and width on a plain line
 
 @dataclass(frozen=True)
 class Plan:
-    """What does not change during a run."""
+    """Properties of a run that stay constant."""
 
     run: Path  # its folder
     title: str  # such as "fastclip-v3 · vit-emoji · emoji"
     total_steps: int
     steps_per_epoch: float
     global_batch: int
-    rho: float | None  # what the radius settles at, if the algorithm has it
-    workers: int  # processes that train
-    start_step: int = 0  # steps that were done before this process started
+    rho: float | None  # the radius that the algorithm settles at, if it has one
+    ranks: int
+    start_step: int = 0  # steps done before this process started
 
     @property
     def epochs(self) -> float:
@@ -54,24 +55,37 @@ class Plan:
 
 
 class Display:
-    """Follows a run on stderr; `evaluations` were made before this process started.
+    """Shows the progress of a run.
 
-    In a pipe a record is one line, at most every two seconds, but the first and the last always.
+    In a pipe a record is one line, at most every two seconds; the first and the last are always printed.
+
+    Args:
+        evaluations: records of evaluations before this process started.
+        console: where to draw; default: stderr.
+        clock: the current time in seconds.
     """
 
-    def __init__(self, plan: Plan, evaluations: list[dict]):
-        self.plan, self.step = plan, plan.start_step
+    def __init__(
+        self,
+        plan: Plan,
+        evaluations: list[dict],
+        *,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.plan, self.step, self._clock = plan, plan.start_step, clock
         self.record: dict = {}
         self.last: dict = evaluations[-1] if evaluations else {}
         self.best: dict = next((record for record in reversed(evaluations) if record.get("best")), {})
-        self._started, self._held = time.monotonic(), False
-        self.view = View(self._picture, line_every=2.0, first=0.0, keep=True)  # a picture takes some 5 ms
+        self._started, self._held = clock(), False
+        # drawing takes about 5 ms
+        self.view = View(self._panel, line_every=2.0, first=0.0, keep=True, target=console, clock=clock)
         self._epoch, self._run = self.view.add_bar(), self.view.add_bar()
         self._move_bars()
         self.view.start()
 
     def tick(self, step: int) -> None:
-        """After every step: next to nothing, except for a new picture twice a second."""
+        """Call after every step; redraws at most twice per second."""
         self.step = step
         if self.view.plain or self.view.due():
             self._move_bars()
@@ -96,7 +110,7 @@ class Display:
         self.view.message(text)
 
     def close(self) -> None:
-        """Show what is left; safe to call twice."""
+        """Show the last record and stop; safe to call twice."""
         self._print_held()
         self._move_bars()
         self.view.stop()
@@ -108,7 +122,7 @@ class Display:
 
     def _move_bars(self) -> None:
         plan = self.plan
-        epochs = math.ceil(round(plan.epochs, 6))  # 3.0000000000000004 are three
+        epochs = math.ceil(round(plan.epochs, 6))  # 3.0000000000000004 is three
         epoch = min(int(self.step / plan.steps_per_epoch), epochs - 1)
         first = epoch * plan.steps_per_epoch
         length = min(plan.steps_per_epoch, plan.total_steps - first)
@@ -119,10 +133,10 @@ class Display:
             steps = f"{int(done):,}/{round(total):,} steps"
             self.view.update(bar, description=name, completed=done, total=total, steps=steps)
 
-    def _picture(self, bars: RenderableType, width: int) -> RenderableType:
+    def _panel(self, bars: RenderableType, width: int) -> RenderableType:
         width, plan = min(width, _WIDEST), self.plan
-        workers = f"{plan.workers} worker{'s' * (plan.workers > 1)}"
-        about = f"{workers} · batch {plan.global_batch:,} · {plan.run}"
+        ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
+        about = f"{ranks} · batch {plan.global_batch:,} · {plan.run}"
         parts = [Text(about, "dim", no_wrap=True, overflow="ellipsis"), Text(), bars]
         if self.record:
             parts += [Text(), self._values(width)]
@@ -137,7 +151,7 @@ class Display:
         for _ in range(columns):
             table.add_column(style="dim", no_wrap=True)
             table.add_column(min_width=width // columns - 17, no_wrap=True)
-        values = _given(self.record) | {"elapsed": time.monotonic() - self._started}  # of this process
+        values = _values_of(self.record) | {"elapsed": self._clock() - self._started}  # of this process
         cells: list[RenderableType] = []
         for key, (name, form, *_) in _SHOWN.items():
             if key not in values:
@@ -165,8 +179,8 @@ class Display:
 
 
 def _line(plan: Plan, record: dict, left: float | None) -> str:
-    """A training record on one line; fields keep their places, and those an algorithm lacks are left out."""
-    values = _given(record) | {"eta": left}
+    """A training record on one line, in columns; fields that the algorithm lacks are omitted."""
+    values = _values_of(record) | {"eta": left}
     texts = [
         _text(key, form, values[key], plan.rho, "→").ljust(width)
         for key, (_, _, form, width) in _SHOWN.items()
@@ -176,25 +190,25 @@ def _line(plan: Plan, record: dict, left: float | None) -> str:
 
 
 def _text(key: str, form: str, value: float, rho: float | None, arrow: str) -> str:
-    words = {"loss": _number, "grad_norm": _number, "eta": duration, "elapsed": duration}.get(key)
-    return form.format(words(value) if words else value, rho="" if rho is None else f"{arrow}{rho:.2f}")
+    to_text = {"loss": _number, "grad_norm": _number, "eta": duration, "elapsed": duration}.get(key)
+    return form.format(to_text(value) if to_text else value, rho="" if rho is None else f"{arrow}{rho:.2f}")
 
 
 def _position(plan: Plan, record: dict) -> tuple[str, str]:
-    """Where a record was made, padded to the width of the last one."""
+    """The step and epoch of a record, padded to the width of the last one."""
     total, epochs = f"{plan.total_steps}", f"{plan.epochs:.4g}"
     step, epoch = f"step {record['step']}/{total}", f"epoch {record['epoch']:.2f}/{epochs}"
     return step.ljust(len(f"step {total}/{total}")), epoch.ljust(len(f"epoch {plan.epochs:.2f}/{epochs}"))
 
 
-def _given(record: dict) -> dict:
-    """The values that the algorithm has, those of time among them."""
+def _values_of(record: dict) -> dict:
+    """The values of a record that are not null, including those under "time"."""
     values = {**record.get("time", {}), **record}
     return {key: value for key, value in values.items() if value is not None}
 
 
 def _number(x: float | None) -> str:
-    """Four digits; – for what metrics.jsonl holds as null."""
+    """Four significant digits; – for null in metrics.jsonl."""
     if x is None:
         return "–"
     if x == 0 or not math.isfinite(x):

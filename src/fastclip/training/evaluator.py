@@ -1,4 +1,4 @@
-"""How good the model is while it trains: retrieval among held-out pairs, and the tasks of a folder."""
+"""Evaluation during training: retrieval among held-out pairs, and a folder of tasks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from fastclip.config.resolved import Resolved
 from fastclip.data.loader import Tokenizer
 from fastclip.distributed.world import World
+from fastclip.errors import OptionError
 from fastclip.evaluation.features import Encoder
 from fastclip.evaluation.retrieval import recalls
 from fastclip.evaluation.suites import measure_of
@@ -27,7 +28,7 @@ def open_evaluator(
 
 
 class Evaluator:
-    """Measures of the towers as they are now, the same on every worker; all of them have to call it."""
+    """Scores the towers in their current state; all ranks must take part, and get the same scores."""
 
     def __init__(self, config: Resolved, towers: TwoTowers, tokenizer: Tokenizer, world: World):
         self.best = config.evaluate.best or ("mean_recall@1" if config.evaluate.pairs else "tasks_mean")
@@ -40,33 +41,34 @@ class Evaluator:
         )
         pairs = config.evaluate.pairs
         self.pairs = None if pairs is None else open_manifest_of(pairs, config.data, world)
-        self.tasks = [] if config.evaluate.tasks is None else _open_tasks(config.evaluate.tasks)
+        self.tasks_path = config.evaluate.tasks
+        self.tasks = [] if self.tasks_path is None else _open_tasks(self.tasks_path)
 
     def measure(self) -> dict[str, float]:
-        """The one that `best` goes by; recalls of the pairs; TASK/measure of each task, and their mean."""
-        found: dict[str, float] = {}
+        """The measure for `best` first; recalls of the pairs; TASK/measure of each task, and tasks_mean."""
+        scores: dict[str, float] = {}
         if self.pairs is not None:
             features = self.encoder.pairs(self.pairs)
-            found |= recalls(features.image_bd, features.text_md, features.image_of_text)
-        own = []
+            scores |= recalls(features.image_bd, features.text_md, features.image_of_text)
+        main_scores = []
         for task in self.tasks:
-            scores = score(task, self.encoder, self.encoder.images(task))
-            found |= {f"{task.name}/{name}": value for name, value in scores.items()}
+            of_task = score(task, self.encoder, self.encoder.images(task))
+            scores |= {f"{task.name}/{name}": value for name, value in of_task.items()}
             measure = measure_of(task.name, task.kind)
-            if measure not in scores:
-                raise ValueError(
-                    f"evaluate.tasks: {task.name} is judged by {measure}, which needs its groups."
-                )
-            own.append(scores[measure])
-        if own:
-            found["tasks_mean"] = sum(own) / len(own)
-        if self.best not in found:
-            raise ValueError(f"evaluate.best={self.best!r} is not measured; choose from: {', '.join(found)}.")
-        return {self.best: found[self.best], **found}  # first, wherever only some are shown
+            if measure not in of_task:
+                rule = f"cannot be scored: {task.name} is measured by {measure}, which needs groups"
+                raise OptionError("evaluate.tasks", self.tasks_path, rule)
+            main_scores.append(of_task[measure])
+        if main_scores:
+            scores["tasks_mean"] = sum(main_scores) / len(main_scores)
+        if self.best not in scores:
+            raise OptionError.unknown("evaluate.best", self.best, scores)
+        return {self.best: scores[self.best], **scores}  # first, for displays that show only some
 
 
 def _open_tasks(path: str) -> list[Task]:
     folders = find_tasks(Path(path)) if Path(path).is_dir() else {}
     if not folders:
-        raise ValueError(f"evaluate.tasks={path} holds no task folders; see docs/evaluation.md.")
+        rule = "must be a folder with task folders in it"
+        raise OptionError("evaluate.tasks", path, rule, advice="See docs/evaluation.md.")
     return [open_task(name, folder) for name, folder in folders.items()]

@@ -1,7 +1,7 @@
-"""The model card: README.md of an exported folder, for people and for the Hugging Face Hub.
+"""The model card: README.md of an exported folder, for readers and for the Hugging Face Hub.
 
-The words are in card.md; here are the values. They describe the very checkpoint that was exported, and leave
-out the folders of the machine: the card is made to be published.
+The template is model_card.md; the values are computed here. They describe exactly the exported checkpoint and
+never name folders of the machine: the card is meant to be published.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _PRECISIONS = {None: "float32", torch.bfloat16: "bfloat16", torch.float16: "floa
 
 
 class Score(NamedTuple):
-    """One number of the card."""
+    """A score in the card."""
 
     dataset: str
-    kind: str  # of the task, as in evaluation.layout
+    kind: str  # of the task, as in evaluation.task_layout
     measure: str
     value: float
     note: str = ""
 
 
 def model_card(run: Path, checkpoint: Path, model: TwoTowers, tau: float | None) -> str:
-    """The card of the model of one checkpoint.
+    """The text of the card for the model of one checkpoint.
 
     Args:
-        run: the run's folder, where its scores are.
-        checkpoint: the folder of the checkpoint that the model is of.
-        tau: the temperature; None where the model learned it itself.
+        run: the run's folder, which has the scores.
+        checkpoint: the folder of the model's checkpoint.
+        tau: the temperature; None if it is a parameter of the model.
     """
     metadata = read_metadata(checkpoint)
     name = run.expanduser().resolve().name
@@ -68,14 +68,14 @@ def model_card(run: Path, checkpoint: Path, model: TwoTowers, tau: float | None)
 
 
 def _head(name: str, config: dict, scores: list[Score]) -> ModelCardData:
-    """What the hub reads: the library, the kind of model, and the scores in its own schema."""
+    """The metadata for the Hub: library, kind of model, and scores in its schema."""
     results: dict[tuple[str, str], EvalResult] = {}
     for score in scores:
         task = "image-text-retrieval" if score.kind == "retrieval" else "zero-shot-image-classification"
         result = EvalResult(
             task_type=task,
             task_name=task.replace("-", " "),
-            dataset_type=re.sub(r"[^\w.-]+", "-", score.dataset),  # a slash would name a set of the hub
+            dataset_type=re.sub(r"[^\w.-]+", "-", score.dataset),  # a slash would name a dataset on the Hub
             dataset_name=score.dataset,
             metric_type="accuracy" if score.measure == "acc1" else score.measure,
             metric_name=score.measure,
@@ -93,27 +93,27 @@ def _head(name: str, config: dict, scores: list[Score]) -> ModelCardData:
 
 
 def _scores_of_tasks(run: Path, model: TwoTowers) -> list[Score]:
-    """What `fastclip eval` found of these very weights; those of another checkpoint are passed over."""
+    """Scores by `fastclip eval` of exactly these weights; results of other checkpoints are skipped."""
     results = list(read_results(run / RESULTS).values())
     if not results:
         return []
     keys = {model_key(model, autocast): name for autocast, name in _PRECISIONS.items()}
-    found = {}
-    for result in results:  # float32 is the number that counts, whenever it was measured
+    scores: dict[str, Score] = {}
+    for result in results:  # float32 has priority, whenever it was measured
         precision = keys.get(result.model)
         note = "" if precision == "float32" else f"measured in {precision}"
-        if result.value is None or precision is None or (note and result.task in found):
+        if result.value is None or precision is None or (note and result.task in scores):
             continue
-        left_out = f"{result.unusable:,} of {result.images:,} images could not be used"
-        notes = [note] * bool(note) + [left_out] * bool(result.unusable)
-        found[result.task] = Score(result.task, result.kind, result.measure, result.value, "; ".join(notes))
-    if not found:
-        log.info("%s/evaluation has scores of other weights only: they stay out of the card.", run)
-    return sorted(found.values())
+        unusable = f"{result.unusable:,} of {result.images:,} images could not be used"
+        notes = [note] * bool(note) + [unusable] * bool(result.unusable)
+        scores[result.task] = Score(result.task, result.kind, result.measure, result.value, "; ".join(notes))
+    if not scores:
+        log.info("%s only has scores of other checkpoints: the model card omits them.", run / RESULTS)
+    return sorted(scores.values())
 
 
 def _scores_in_training(run: Path, metadata: dict) -> list[Score]:
-    """The evaluation at the checkpoint's own step: recalls of the pairs, and each task's own measure."""
+    """The evaluation at the checkpoint's step: recalls of the pairs, and the main measure of each task."""
     file = run / METRICS
     records = read_metrics(file) if file.exists() else []
     at_step = [r["evaluation"] for r in records if r.get("step") == metadata["step"] and "evaluation" in r]
@@ -129,7 +129,7 @@ def _scores_in_training(run: Path, metadata: dict) -> list[Score]:
 
 
 def _training(metadata: dict) -> dict[str, Any]:
-    """What the checkpoint's metadata do not say in so many words."""
+    """Values of the template that are derived from the checkpoint's metadata."""
     config, train = metadata["config"], metadata["config"]["data"]["train"]
     resolved = resolve_again(config)
     name, pretrained = config["model"]["name"].removeprefix(LOCAL_DIR), config["model"].get("pretrained")
@@ -141,26 +141,26 @@ def _training(metadata: dict) -> dict[str, Any]:
         "time": duration(metadata["elapsed"]),
         "versions": metadata["versions"] | {"open_clip": version("open_clip_torch")},
         "trained_on": " and ".join(f"`{name}`" for name in _names(train)),
-        "licences": any((folder / "LICENSES.md").is_file() for folder in _folders(train)),
+        "licenses": any((folder / "LICENSES.md").is_file() for folder in _folders(train)),
     }
 
 
 def _folders(paths: list[str] | str) -> list[Path]:
-    """Where a collection may keep its papers: in the folder of the pairs, or beside it."""
+    """Folders that may have a collection's LICENSES.md: that of the pairs, and its parent."""
     plain = [Path(re.split(r"[^/]*[*?\[{]", path)[0]) for path in _paths(paths)]
     return [folder for path in plain for folder in (path, path.parent)]
 
 
 def _names(paths: list[str] | str | None) -> list[str]:
-    """What people call these data: a set of the hub, or the last part of a path that says something."""
+    """Readable names of the data: a dataset on the Hub, or the last meaningful part of a path."""
     home = os.path.basename(os.path.expanduser("~"))
-    dull = {"", "train", "test", "val", "validation", "data", "images", "shards", home}
-    found = []
+    generic = {"", "train", "test", "val", "validation", "data", "images", "shards", home}
+    names = []
     for path in _paths(paths):
-        parts = re.sub(r"^\w+://[^/]*/", "", path).split("?")[0].split("/")  # without a host, or who logs in
-        telling = [part for part in parts if part not in dull and not any(sign in part for sign in "*[{")]
-        found.append(_hub_id(path) or (telling[-1] if telling else parts[-1] or "unnamed data"))
-    return list(dict.fromkeys(found))
+        parts = re.sub(r"^\w+://[^/]*/", "", path).split("?")[0].split("/")  # without host and credentials
+        plain = [part for part in parts if part not in generic and not any(sign in part for sign in "*[{")]
+        names.append(_hub_id(path) or (plain[-1] if plain else parts[-1] or "unnamed data"))
+    return list(dict.fromkeys(names))
 
 
 def _hub_id(path: str) -> str | None:

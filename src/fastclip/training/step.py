@@ -1,6 +1,6 @@
-"""One step of training: encode, the objective, backward, update. In micro-batches if the batch is too large.
+"""One training step: encode, objective, backward, update; in micro-batches if the batch is too large.
 
-Letters: b local batch, d features. Nothing here waits for the device, but for what `optim` says of float16.
+Letters: b local batch, d features. Nothing here waits for the device, except as `optim` says for float16.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fastclip.objective.algorithms import Settings
 from fastclip.objective.loss import GlobalContrastiveLoss, LossOutput, LossStep
 from fastclip.optim import SLOW_TAU, Stepper, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 
-MAX_LOG_SCALE = log(100)  # open_clip's limit of its logit_scale
+MAX_LOG_SCALE = log(100)  # open_clip's limit for logit_scale
 
 
 class OpenClipLoss(nn.Module):
-    """open_clip's own losses, `openclip` and `siglip`, in the place of GlobalContrastiveLoss.
+    """open_clip's own losses, `openclip` and `siglip`, with the interface of GlobalContrastiveLoss.
 
     Their temperature (and SigLIP's bias) is the model's own parameter, trained with it and averaged by DDP.
-    The value is that of the worker's own rows, as open_clip's recommended options compute it.
+    The value is of the rank's own rows, as with open_clip's recommended options.
     """
 
     gamma = None
@@ -44,11 +44,11 @@ class OpenClipLoss(nn.Module):
         self.bias = towers.clip.logit_bias if self.algorithm.logit_bias else None
 
     def begin(self, index: Tensor) -> OpenClipStep:
-        """There is nothing to fetch: it remembers nothing of a sample."""
+        """Nothing to fetch: there is no state per sample."""
         return OpenClipStep(self)
 
     def forward(self, image_features: Tensor, text_features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The value, and what is logged."""
+        """The value, and the statistics to log."""
         with torch.no_grad():
             self.log_scale.clamp_(0, MAX_LOG_SCALE)
         scale = self.log_scale.exp()
@@ -59,18 +59,18 @@ class OpenClipLoss(nn.Module):
         """There is no γ."""
 
     def parameter_groups(self) -> list[dict]:
-        """Its parameters are the model's."""
+        """None: its parameters are the model's."""
         return []
 
     def state_dict(self, *_: Any, **__: Any) -> dict:  # type: ignore[override]
-        """Its parameters are the model's."""
+        """None: its parameters are the model's."""
         return {}
 
     def load_state_dict(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
-        """There is nothing to load."""
+        """Nothing to load."""
 
     def mean_tau(self) -> None:
-        """The model holds it."""
+        """None: it is a parameter of the model."""
 
 
 # open_clip's recommended options
@@ -81,43 +81,43 @@ _OPEN_CLIP_LOSSES = {
 
 
 class OpenClipStep(NamedTuple):
-    """The step of a loss without a memory."""
+    """A step of a loss without state."""
 
     loss: OpenClipLoss
 
     def images(self, image_features: Tensor) -> None:
-        """open_clip gathers both features at once, afterwards."""
+        """Nothing to do early: open_clip gathers both features together, in the loss."""
 
     def forward(self, image_features: Tensor, text_features: Tensor) -> LossOutput:
         value, stats = self.loss(image_features, text_features)
         return LossOutput(value, stats, self)
 
     def undo(self, skipped: Tensor | bool) -> None:
-        """A skipped step has left no trace here."""
+        """Nothing to undo: a skipped step changes no state here."""
 
 
 Loss = GlobalContrastiveLoss | OpenClipLoss
 
 
 class StepResult(NamedTuple):
-    """What a step tells, all of it on the device."""
+    """The outcome of a step, all on the device."""
 
     stats: dict[str, Tensor]
     finite: Tensor
-    """Whether the update was made; a step with a non-finite loss or gradient leaves everything as it was."""
+    """Whether the update was made; a step with a non-finite loss or gradient changes nothing."""
 
 
 class TrainStep:
-    """The model, the loss and the optimizer: brings them one step further, into a checkpoint and out of it.
+    """Updates the model, the loss and the optimizer, and saves and restores their state.
 
     Args:
         towers: the model.
-        model: the same, wrapped in DDP if there are several workers.
-        lr: the learning rate of a step.
-        finish: brings a batch's images to the device.
-        micro: pairs that are encoded at a time; None encodes the whole local batch.
-        autocast: the type in which the towers compute; None is the weights' own.
-        seed: all randomness of the model comes from (seed, step, rank, micro-batch).
+        model: the same, wrapped in DDP if there are several ranks.
+        lr: maps a step to its learning rate.
+        finish: moves a batch's images to the device.
+        micro: pairs encoded at a time; None: the whole local batch.
+        autocast: dtype in which the towers compute; None: that of the weights.
+        seed: all randomness of the model is derived from (seed, step, rank, micro-batch).
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class TrainStep:
             self._names |= dict.fromkeys(group["params"], "loss.log_scale")
 
     def __call__(self, batch: Batch) -> StepResult:
-        """Train on a batch of the loader."""
+        """Train on a batch from the loader."""
         set_learning_rate(self.stepper.optimizer, self.lr(batch.step))
         self.loss.set_epoch(batch.epoch)
         images = self.finish(batch.images, self.world.device)
@@ -150,43 +150,43 @@ class TrainStep:
         return self.update(batch.step, images, tokens, batch.index)
 
     def update(self, step: int, images: Tensor, tokens: Tensor, index: Tensor) -> StepResult:
-        """Encode, the objective, backward, update: at the rates as they are."""
+        """Encode, objective, backward, update, with the current learning rate and γ."""
         begun = self.loss.begin(index)
         self.stepper.optimizer.zero_grad(set_to_none=True)
         if self.micro is None or self.micro >= len(images):
             out = self._whole(step, images, tokens, begun)
         else:
             out = self._in_micro_batches(step, images, tokens, begun)
-        # A peer's value is its worker's own: workers agree on a skip by the gradients alone.
+        # The value of open_clip's losses is each rank's own: ranks agree on a skip by the gradients alone.
         value = torch.zeros_like(out.value) if self.loss.algorithm.peer else out.value
         update = self.stepper.step(value.detach())
         out.undo(~update.finite)
         return StepResult({**out.stats, "grad_norm": update.grad_norm}, update.finite)
 
     def rates(self, tau: float) -> dict[str, float]:
-        """The rates of the last step, for a record; `tau` was the temperature in it."""
-        found = {"lr": self.stepper.optimizer.param_groups[0]["lr"]}
+        """The learning rates and γ of the last step, for a record; `tau` is the temperature it used."""
+        rates = {"lr": self.stepper.optimizer.param_groups[0]["lr"]}
         if self.loss.gamma is not None:
-            found["gamma"] = self.loss.gamma
+            rates["gamma"] = self.loss.gamma
         row, tau_lr = self.loss.algorithm, self.loss.settings.tau_lr
         if row.temperature != "constant" and not row.peer:
-            found["tau_lr"] = tau_lr / 3 if row.slow_tau and tau < SLOW_TAU else tau_lr
-        return found
+            rates["tau_lr"] = tau_lr / 3 if row.slow_tau and tau < SLOW_TAU else tau_lr
+        return rates
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name: model.…, loss.… (the samples' state included), optimizer.…; no copies."""
+        """All tensors by name, not copied: model.…, loss.… (including the state per sample), optimizer.…"""
         moments, _ = optimizer_tensors(self.stepper.optimizer, self._names)
         parts = {"model": self.towers.state_dict(), "loss": self.loss.state_dict(), "optimizer": moments}
         return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
 
     def metadata(self) -> dict[str, object]:
-        """What is not a tensor: the optimizer's count of steps, the gradient scaler's numbers."""
+        """State besides tensors: the optimizer's step count and the gradient scaler's values."""
         _, metadata = optimizer_tensors(self.stepper.optimizer, self._names)
         scaler = self.stepper.scaler
         return {"optimizer": metadata, "scaler": None if scaler is None else scaler.state_dict()}
 
     def load_state(self, tensors: dict[str, Tensor], metadata: dict) -> None:
-        """Take up what `tensors` and `metadata` gave. All workers must call it."""
+        """Restore the state from `tensors` and `metadata`. All ranks must call it."""
 
         def named(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
@@ -209,10 +209,10 @@ class TrainStep:
     def _in_micro_batches(
         self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | OpenClipStep
     ) -> LossOutput:
-        """The same update as of the whole batch: features first, one step of the loss, then gradients.
+        """The same update as with the whole batch: all features, one step of the loss, then gradients.
 
-        Micro-batches are encoded twice, with the same randomness: without a graph to get all features, and
-        again, one at a time, to bring the gradients of their features into the weights.
+        Micro-batches are encoded twice with the same randomness: first without a graph, for all features,
+        then one at a time, to propagate the gradients of their features to the weights.
         """
         micro_batches = list(zip(images.split(self.micro), tokens.split(self.micro), strict=True))
         with torch.no_grad():
@@ -227,13 +227,13 @@ class TrainStep:
             last = i == len(micro_batches) - 1
             with nullcontext() if last else self._without_reduction():
                 tensors, grads = [*self._encode(step, i, *batch)], [*feature_gradients]
-                if last:  # the loss's own parameters come in with the pass that DDP reduces
+                if last:  # the loss's own parameters join the pass that DDP reduces
                     tensors, grads = tensors + own, grads + list(gradients[2:])
                 _backward(tensors, grads)
         return out
 
     def _encode(self, step: int, number: int, images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        # A context of its own each time: autocast's copies of weights without a graph must not be used again.
+        # A new context each time: autocast must not reuse copies of weights that were made without a graph.
         with self._precision(images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, number))
             return self.model(images, tokens)
@@ -254,13 +254,13 @@ class TrainStep:
 
 
 def _backward(tensors: list[Tensor], gradients: list[Tensor]) -> None:
-    """Bring gradients into the graph, or the parameter, behind each tensor; a frozen tower has neither."""
+    """Propagate gradients from each tensor; those of a frozen tower have no graph and are skipped."""
     pairs = [(t, g) for t, g in zip(tensors, gradients, strict=True) if t.requires_grad]
     torch.autograd.backward([t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs])
 
 
 def compile_towers(towers: TwoTowers) -> None:
-    """torch.compile the towers in place; the names of their weights stay."""
+    """Compile the towers in place; the names of their weights stay the same."""
     for tower in _towers(towers):
         tower.compile()
 

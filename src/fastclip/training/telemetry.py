@@ -1,31 +1,45 @@
-"""What a run tells: metrics.jsonl always, a display for people, TensorBoard and Weights & Biases on request.
+"""Logging of a run: metrics.jsonl and a display always, TensorBoard and Weights & Biases on request.
 
-Only rank 0 makes a `Telemetry`; the other ranks have `NullTelemetry`. Records hold Python numbers: nothing
-here waits for a device. A training record is flat except for "time", which holds all that differs between two
-identical runs; an evaluation's values are under "evaluation". Once a run has started, no failure here stops it.
+Only rank 0 has a `Telemetry`; the other ranks have `NullTelemetry`. Records hold Python numbers: nothing here
+waits for a device. A training record is flat except for "time", which holds everything that differs between
+two identical runs; the values of an evaluation are under "evaluation". No failure here stops a run once it
+has started.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
+from fastclip.errors import OptionError
 from fastclip.run.folder import METRICS
 from fastclip.run.metrics_file import MetricsFile, read_metrics
 from fastclip.training.display import Display, Plan
 
 log = logging.getLogger(__name__)
-_NOT_INSTALLED = "{} is not installed: pip install 'fastclip[{}]', or leave it off."
+
+
+class Sink(Protocol):
+    """A service that receives the records."""
+
+    name: str
+
+    def write(self, step: int, numbers: dict[str, float]) -> None: ...
+    def close(self, failed: bool) -> None: ...
 
 
 class Telemetry:
-    """Tells of a run; a context manager, for the display must be closed whatever happens.
+    """Logs a run; a context manager, because the display must be closed whatever happens.
 
     Args:
-        plan: what does not change during the run.
-        tensorboard: write events into the folder tensorboard/ of the run.
-        wandb_project: Weights & Biases project to send the records to.
+        plan: properties of the run that stay constant.
+        tensorboard: write events to the folder tensorboard/ of the run.
+        wandb_project: Weights & Biases project that receives the records.
         config: the run's resolved config, for Weights & Biases.
+        sinks: further services that receive the records.
+        display: makes the display from the plan and earlier evaluations.
     """
 
     def __init__(
@@ -35,37 +49,39 @@ class Telemetry:
         tensorboard: bool = False,
         wandb_project: str | None = None,
         config: dict | None = None,
+        sinks: Iterable[Sink] = (),
+        display: Callable[[Plan, list[dict]], Display] = Display,
     ):
         path = plan.run / METRICS
         self._metrics = MetricsFile(path)
-        self._sinks: list[_TensorBoard | _WeightsAndBiases] = []
+        self._sinks = list(sinks)
         if tensorboard:
             self._sinks.append(_TensorBoard(plan))
         if wandb_project is not None:
             self._sinks.append(_WeightsAndBiases(plan, wandb_project, config or {}))
         past = read_metrics(path) if plan.start_step and path.exists() else []
-        self._display = Display(plan, [record for record in past if "evaluation" in record])
+        self._display = display(plan, [record for record in past if "evaluation" in record])
 
     def tick(self, step: int) -> None:
-        """After each step, of which `step` are done now: moves the bars, twice a second at most."""
+        """Call after every step, with the number of steps done; moves the bars at most twice per second."""
         self._display.tick(step)
 
     def log(self, record: dict) -> None:
-        """Tell a training record."""
+        """Log a training record."""
         self._metrics.write(record)
-        spent = record.get("time", {})
+        times = record.get("time", {})
         values = {f"train/{name}": value for name, value in record.items() if name not in ("step", "time")}
-        self._send(record["step"], values | {f"time/{name}": value for name, value in spent.items()})
+        self._send(record["step"], values | {f"time/{name}": value for name, value in times.items()})
         self._display.log(record)
 
     def evaluated(self, record: dict) -> None:
-        """Tell the values of an evaluation; "best" says whether it is the best so far."""
+        """Log an evaluation; its "best" says whether it is the best so far."""
         self._metrics.write(record)
         self._send(record["step"], {f"evaluation/{name}": x for name, x in record["evaluation"].items()})
         self._display.evaluated(record)
 
     def message(self, text: str) -> None:
-        """A line for people, above the live display."""
+        """Print a line above the live display."""
         self._display.message(text)
 
     def __enter__(self) -> Telemetry:
@@ -75,7 +91,7 @@ class Telemetry:
         self.close(failed=kind is not None)
 
     def close(self, failed: bool = False) -> None:
-        """Show and write what is left; safe to call twice."""
+        """Show and write pending records, and stop; safe to call twice."""
         self._display.close()
         self._metrics.flush()
         while self._sinks:
@@ -83,20 +99,20 @@ class Telemetry:
             try:
                 sink.close(failed)
             except Exception as error:
-                log.warning("%s did not close: %s", sink.name, error)
+                log.warning("%s could not be closed: %s", sink.name, error)
 
     def _send(self, step: int, values: dict[str, float | None]) -> None:
         numbers = {name: value for name, value in values.items() if value is not None}
         for sink in list(self._sinks):
             try:
                 sink.write(step, numbers)
-            except Exception as error:  # whatever a service throws is no reason to stop training
-                log.warning("%s failed (%s); the run goes on without it.", sink.name, error)
+            except Exception as error:  # no failure of a service may stop training
+                log.warning("%s failed (%s); training continues without it.", sink.name, error)
                 self._sinks.remove(sink)
 
 
 class NullTelemetry:
-    """What the other workers have in the place of a Telemetry."""
+    """Stands in for Telemetry on all ranks except rank 0."""
 
     def tick(self, step: int) -> None: ...
     def log(self, record: dict) -> None: ...
@@ -116,8 +132,8 @@ class _TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ValueError(_NOT_INSTALLED.format(self.name, "tensorboard")) from error
-        purge = plan.start_step + 1 if plan.start_step else None  # a resumed run tells later steps again
+            raise _not_installed("log.tensorboard", True, self.name, "tensorboard") from error
+        purge = plan.start_step + 1 if plan.start_step else None  # a resumed run writes later steps again
         self._writer = SummaryWriter(plan.run / "tensorboard", purge_step=purge)
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
@@ -135,7 +151,7 @@ class _WeightsAndBiases:
         try:
             import wandb
         except ImportError as error:
-            raise ValueError(_NOT_INSTALLED.format(self.name, "wandb")) from error
+            raise _not_installed("log.wandb", project, self.name, "wandb") from error
         try:
             self._run = wandb.init(
                 project=project,
@@ -144,12 +160,12 @@ class _WeightsAndBiases:
                 resume="allow",
                 dir=plan.run,
                 config=config,
-                settings=wandb.Settings(console="off"),  # it would catch the live display
+                settings=wandb.Settings(console="off"),  # or it captures the live display
             )
         except wandb.Error as error:
-            advice = "Run `wandb login`, or set WANDB_MODE=offline and send the run later with `wandb sync`."
-            raise RuntimeError(f"Weights & Biases did not start: {error} {advice}") from error
-        self._run.define_metric("*", step_metric="step")  # its own step may not go back, as a resume does
+            advice = "Run `wandb login`, or set WANDB_MODE=offline and upload the run with `wandb sync`."
+            raise RuntimeError(f"Weights & Biases could not start: {error} {advice}") from error
+        self._run.define_metric("*", step_metric="step")  # its own step cannot decrease, as it does on resume
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
         self._run.log({"step": step, **numbers})
@@ -158,8 +174,13 @@ class _WeightsAndBiases:
         self._run.finish(exit_code=int(failed))
 
 
+def _not_installed(option: str, value: object, service: str, extra: str) -> OptionError:
+    rule, advice = f"requires {service}, which is not installed", f"Run pip install 'fastclip[{extra}]'."
+    return OptionError(option, value, rule, advice=advice)
+
+
 def _wandb_id(plan: Plan) -> str:
-    """A new one for a new run; a resumed run goes on with the one that it left in its folder."""
+    """A new id for a new run; a resumed run uses the one in its folder."""
     file = plan.run / "wandb" / "id"
     if not plan.start_step or not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The verbs `fastclip train` and `fastclip export`."""
+"""The commands `fastclip train` and `fastclip export`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 
 def train(train_options: list[str]) -> None:
-    """Read the options, join the other workers, train. A run that was asked to stop exits with code 75."""
+    """Parse the options, join the other ranks, train. A run that is stopped and saved exits with code 75."""
     from fastclip.config.parse import parse
     from fastclip.config.resolved import resolve
 
-    config = resolve(parse(train_options))  # before torch is imported: a mistake is told at once
+    config = resolve(parse(train_options))  # before torch is imported: errors surface immediately
     from fastclip.distributed.interrupts import STOPPED_CLEANLY, StoppedCleanly
     from fastclip.distributed.world import join_world, silence_other_ranks
     from fastclip.training.trainer import train as train_run
@@ -28,10 +28,10 @@ def train(train_options: list[str]) -> None:
 
 
 def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -> None:
-    """Write a run's model as a folder that open_clip loads: create_model_and_transforms("local-dir:OUT").
+    """Export a run's model to a folder that open_clip loads: create_model_and_transforms("local-dir:OUT").
 
-    A model card lies beside the weights, so that the folder can be put on the Hugging Face hub as it is:
-    `hf upload OWNER/NAME OUT`. Export again after `fastclip eval RUN` to bring its scores into the card.
+    The folder includes a model card and is ready to push to the Hugging Face Hub: `hf upload OWNER/NAME OUT`.
+    Export again after `fastclip eval RUN` to add its scores to the card.
 
     Args:
         run: the run's folder, e.g. runs/emoji-fastclip-v3.
@@ -45,4 +45,4 @@ def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -
 
     model, tau = load_model(run, checkpoint)
     folder = write(model, out, tau=tau, card=model_card(run, find_checkpoint(run, checkpoint), model, tau))
-    print(f'{folder} is ready: open_clip.create_model_and_transforms("local-dir:{folder}").')
+    print(f'Exported to {folder}. Load it with open_clip.create_model_and_transforms("local-dir:{folder}").')

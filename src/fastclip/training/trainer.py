@@ -1,8 +1,9 @@
-"""The loop: from wherever the run stands to its end, with records, evaluations and checkpoints between."""
+"""The training loop: from the newest checkpoint to the end, with records, evaluations and checkpoints."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from platform import python_version
 
@@ -10,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from fastclip import __version__
-from fastclip.config.resolved import Resolved, differences, resolve_again
+from fastclip.config.resolved import Difference, Resolved, differences, resolve_again
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
 from fastclip.distributed.world import World
+from fastclip.errors import PathError
 from fastclip.files import make_writable
 from fastclip.model import TwoTowers
 from fastclip.run.checkpoint import CheckpointError, Checkpoints, load
@@ -34,21 +36,46 @@ from fastclip.training.model_card import model_card
 from fastclip.training.step import StepResult
 from fastclip.training.step_stats import StepStats, Stopwatch
 from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
-from fastclip.training.training_pairs import Pairs, open_pairs
+from fastclip.training.training_pairs import TrainingPairs, open_training_pairs
 
 log = logging.getLogger(__name__)
-MOST_SKIPPED = 10  # steps in a row that may have a non-finite loss or gradient
+MOST_SKIPPED = 10  # consecutive steps with a non-finite loss or gradient that end the run
 
 
 class Diverged(RuntimeError):
-    """Step after step was not finite."""
+    """Too many consecutive steps had a non-finite loss or gradient.
+
+    Args:
+        step: the last of them.
+        skipped: their number.
+    """
+
+    def __init__(self, step: int, skipped: int):
+        super().__init__(
+            f"{skipped} consecutive steps up to step {step} had a non-finite loss or gradient and were "
+            "skipped; the weights have not changed since. Try a lower --optim.lr, a longer --optim.warmup, "
+            "--optim.clip 1.0, or --precision bfloat16 instead of float16."
+        )
+        self.step, self.skipped = step, skipped
+
+
+class OtherRun(PathError):
+    """The folder holds a run with other settings or data, which this config cannot resume.
+
+    Args:
+        differences: the settings that differ.
+    """
+
+    def __init__(self, path: Path, problem: str, differences: Sequence[Difference] = ()):
+        super().__init__(path, problem)
+        self.differences = differences
 
 
 def train(config: Resolved, world: World) -> Trainer:
-    """Train from wherever the run's folder stands to the end; the trainer as it is then."""
+    """Train to the end, from the newest checkpoint if there is one; return the trainer in its final state."""
     newest = open_folder(config, world)
     towers = build_towers(config, world)
-    pairs = open_pairs(config, towers, world)
+    pairs = open_training_pairs(config, towers, world)
     evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
     trainer = Trainer(config, world, towers, pairs, evaluator)
     trainer.run(newest)
@@ -56,7 +83,7 @@ def train(config: Resolved, world: World) -> Trainer:
 
 
 def open_folder(config: Resolved, world: World) -> Path | None:
-    """The newest checkpoint of the run's folder, if there is one that this config may go on from."""
+    """Make the run's folder, and return its newest checkpoint; raise if this config cannot resume from it."""
     folder = Path(config.out)
     check_schema(folder)
     if world.is_main:
@@ -66,29 +93,33 @@ def open_folder(config: Resolved, world: World) -> Path | None:
     if newest is None:
         return None
     if config.resume == "never":
-        raise ValueError(f"{folder} holds a run already: choose another --out, or --resume auto.")
+        raise PathError(folder, "already contains a run: choose another --out, or pass --resume auto.")
     try:
         saved = resolve_again(read_metadata(newest)["config"])
     except ValueError as error:
-        raise ValueError(
-            f"{newest} holds settings that cannot be read: {error} "
-            "Use the version that wrote it, or another --out."
+        raise PathError(
+            newest,
+            f"has settings that cannot be read: {error} "
+            "Use the version of fastclip that wrote it, or choose another --out.",
         ) from error
     differ = differences(saved, config)
     if differ:
-        raise ValueError(
-            f"{folder} holds another run and cannot be resumed with these settings:\n  "
-            + "\n  ".join(differ)
-            + "\nGive the same settings, or another --out."
-        )
+        listed = "\n  ".join(map(str, differ))
+        advice = "Use the same settings, or choose another --out."
+        raise OtherRun(folder, f"contains a run with other settings:\n  {listed}\n{advice}", differ)
     return newest
 
 
 class Trainer:
-    """A run: its parts are built here, `run` brings it to its end."""
+    """Builds the parts of a run; `run` trains to the end."""
 
     def __init__(
-        self, config: Resolved, world: World, towers: TwoTowers, pairs: Pairs, evaluator: Evaluator | None
+        self,
+        config: Resolved,
+        world: World,
+        towers: TwoTowers,
+        pairs: TrainingPairs,
+        evaluator: Evaluator | None,
     ):
         self.config, self.world, self.pairs, self.evaluator = config, world, pairs, evaluator
         self.folder = Path(config.out)
@@ -103,9 +134,9 @@ class Trainer:
         self.bad: list = []
 
     def run(self, newest: Path | None) -> None:
-        """From the newest checkpoint, or from nothing, to the end, then export.
+        """Train from the newest checkpoint, or from scratch, to the end, then export.
 
-        SIGTERM and SIGINT save, and raise StoppedCleanly.
+        SIGTERM and SIGINT save a checkpoint and raise StoppedCleanly.
         """
         if newest is not None:
             self._load(newest)
@@ -116,8 +147,8 @@ class Trainer:
                 if self.step < self.total:
                     self._train()
                 else:
-                    log.info("%s has finished already, at step %d.", self.folder, self.step)
-            except StoppedCleanly as request:  # no failure, for who is told of it
+                    log.info("%s is already finished, at step %d.", self.folder, self.step)
+            except StoppedCleanly as request:  # telemetry must not record it as a failure
                 stopped = request
         if stopped is not None:
             raise stopped
@@ -129,7 +160,7 @@ class Trainer:
         loader.bad.restore(self.bad)
         with Interrupts(self.world) as interrupts:
             if self.step == 0:
-                self._evaluate(stopwatch)  # what an untrained model reaches; and does it work at all?
+                self._evaluate(stopwatch)  # the untrained model as a baseline; errors surface immediately
             for batch in stopwatch.waiting(loader):
                 result = self.train_step(batch)
                 self.step_stats.add(result.stats["loss"], result.finite)
@@ -148,43 +179,39 @@ class Trainer:
         log.info(loader.bad.summary())
 
     def _record(self, result: StepResult, loader: PairLoader, stopwatch: Stopwatch) -> None:
-        """One line of metrics.jsonl. The only place where the host waits for the device and other workers."""
-        numbers = {**result.stats, **self.step_stats.numbers()}
-        values = torch.stack([value.detach().double() for value in numbers.values()])
+        """Log a record. The only place where the host waits for the device and other ranks."""
+        stats = {**result.stats, **self.step_stats.summary()}
+        values = torch.stack([value.detach().double() for value in stats.values()])
         if self.world.size > 1:
-            dist.all_reduce(values)  # most are equal on every worker; the peers' losses are not
+            dist.all_reduce(values)  # most are equal on all ranks; losses of open_clip's algorithms are not
             values /= self.world.size
-        found = dict(zip(numbers, values.tolist(), strict=True))
+        means = dict(zip(stats, values.tolist(), strict=True))
         self._share_bad(loader)
-        self.step_stats.start_again()
-        in_a_row = found.pop("longest_skipped")
+        self.step_stats.start_new_record()
+        streak = int(means.pop("longest_skipped"))
         samples = self.step * self.config.batch.size
-        record = {"step": self.step, "epoch": samples / self.num_samples, "samples": samples, **found}
-        record |= self.train_step.rates(found["tau"])
-        record["skipped"], record["bad"] = int(found["skipped"]), len(loader.bad.samples)
+        record = {"step": self.step, "epoch": samples / self.num_samples, "samples": samples, **means}
+        record |= self.train_step.rates(means["tau"])
+        record["skipped"], record["bad"] = int(means["skipped"]), len(loader.bad.samples)
         record["time"] = stopwatch.record(self.step, self.config.batch.size)
         self.telemetry.log(record)
-        if in_a_row >= MOST_SKIPPED:
-            raise Diverged(
-                f"{int(in_a_row)} steps in a row up to step {self.step} had a non-finite loss or gradient "
-                "and were skipped; the weights are as they were before. Try a lower --optim.lr, a longer "
-                "--optim.warmup, --optim.clip 1.0, or --precision bfloat16 instead of float16."
-            )
+        if streak >= MOST_SKIPPED:
+            raise Diverged(self.step, streak)
 
     def _share_bad(self, loader: PairLoader) -> None:
-        """Tell each other which samples could not be used."""
+        """Exchange the samples that could not be used."""
         for new in self.world.gather(loader.bad.take_new()):
             loader.bad.add(new)
-        loader.bad.take_new()  # what the others found is not new to them
+        loader.bad.take_new()  # those of other ranks are not new to them
 
     def _evaluation_due(self) -> bool:
-        """Whether an evaluation's epoch ended in this step."""
+        """Whether an evaluation interval ended in this step."""
         every = self.config.evaluate.every_epochs * self.num_samples
         batch = self.config.batch.size
         return self.step * batch // every > (self.step - 1) * batch // every
 
     def _evaluate(self, stopwatch: Stopwatch) -> bool:
-        """Measure the model as it is now; true if it is the best so far."""
+        """Evaluate the model; return whether it is the best so far."""
         if self.evaluator is None:
             return False
         self._agree_on_buffers()
@@ -201,7 +228,7 @@ class Trainer:
 
     def _save(self, loader: PairLoader, stopwatch: Stopwatch, must: bool) -> None:
         self._agree_on_buffers()
-        self._share_bad(loader)  # worker 0 writes them down
+        self._share_bad(loader)  # rank 0 saves them
         metadata = {
             "step": self.step,
             "config": self.config.written,
@@ -223,20 +250,21 @@ class Trainer:
         except CheckpointError as error:
             if must:
                 raise
-            self.telemetry.message(f"{error} Training goes on.")
-            saved = self.checkpoints.best  # a best that could not be saved is none
+            self.telemetry.message(f"{error} Training continues.")
+            saved = self.checkpoints.best  # a best that could not be saved does not count
             self.best = {} if saved is None else read_metadata(saved)["best"]
         stopwatch.saved()
 
     def _load(self, path: Path) -> None:
-        """Everything back as it was; the data are compared by their fingerprint."""
+        """Restore the state of a checkpoint; raise if the training data has another fingerprint."""
         metadata = read_metadata(path)
-        here = self.pairs.manifest.fingerprint
-        if metadata["fingerprint"] != here:
-            raise ValueError(
-                f"{self.folder} was trained on other data: {metadata['num_samples']:,} pairs, fingerprint "
-                f"{metadata['fingerprint']}, and data.train has {self.num_samples:,} with {here}. "
-                "Give the same data, or another --out."
+        fingerprint = self.pairs.manifest.fingerprint
+        if metadata["fingerprint"] != fingerprint:
+            raise OtherRun(
+                self.folder,
+                f"was trained on other data: {metadata['num_samples']:,} pairs with fingerprint "
+                f"{metadata['fingerprint']}, while data.train has {self.num_samples:,} with {fingerprint}. "
+                "Use the same data, or choose another --out.",
             )
         tensors = self.train_step.tensors()
         load(path, tensors)
@@ -249,7 +277,7 @@ class Trainer:
         log.info("Resumed %s at step %d of %d.", self.folder, self.step, self.total)
 
     def _write_settings(self, resumed: bool) -> None:
-        """What the folder holds from the start; records of steps that will be made again are dropped."""
+        """Write the files of a new run; drop records of steps that will be repeated."""
         if self.world.is_main:
             write_schema(self.folder)
             write_config(self.config, self.folder)
@@ -257,13 +285,13 @@ class Trainer:
             truncate_metrics(self.folder / METRICS, self.step if resumed else -1)
 
     def _agree_on_buffers(self) -> None:
-        """BatchNorm's statistics are worker 0's, which DDP would give to the others in the next step."""
+        """Copy rank 0's BatchNorm statistics to all ranks, as DDP would in the next step."""
         if self.world.size > 1:
             for buffer in self.train_step.towers.buffers():
                 dist.broadcast(buffer, src=0)
 
     def _export(self, folder: Path) -> None:
-        """The model as open_clip loads it, with its card: what was saved last."""
+        """Export the model, which was just saved, with its model card."""
         self._agree_on_buffers()
         towers, tau = self.train_step.towers, self.train_step.loss.mean_tau()
         newest = self.checkpoints.newest()
@@ -274,7 +302,7 @@ class Trainer:
             log.info(
                 "Best %s: %.4f, at step %d.", self.best["measure"], self.best["score"], self.best["step"]
             )
-        log.info("The model is in %s; checkpoints are in %s.", folder, self.checkpoints.folder)
+        log.info("Model: %s. Checkpoints: %s.", folder, self.checkpoints.folder)
 
     def _telemetry(self) -> Telemetry | NullTelemetry:
         if not self.world.is_main:
@@ -287,7 +315,7 @@ class Trainer:
             steps_per_epoch=self.num_samples / config.batch.size,
             global_batch=config.batch.size,
             rho=settings.rho if settings.algorithm.rho is not None else None,
-            workers=self.world.size,
+            ranks=self.world.size,
             start_step=self.step,
         )
         return Telemetry(

@@ -1,4 +1,4 @@
-"""Pictures with captions for the page, one of which would run a script if it were not escaped."""
+"""Images with captions, one of which would run a script if it were not escaped."""
 
 from fastclip.tools.search.index import Index
 from tests.data.collections import write_tar
@@ -12,7 +12,7 @@ def caption(number):
     return EVIL if number == 7 else f"a {COLOURS[number % 5]} thing number {number}"
 
 
-def write_pictures(path, n=30):
+def write_images(path, n=30):
     members = []
     for i in range(n):
         members += [(f"{i:03d}.png", replica.png(i)), (f"{i:03d}.txt", caption(i).encode())]
@@ -20,6 +20,6 @@ def write_pictures(path, n=30):
 
 
 def open_index(folder, images=None):
-    """An index over an untrained model; n pictures with captions unless `images` says otherwise."""
+    """An index with an untrained model, of these images or of 30 with captions."""
     model = replica.tiny_export(folder)
-    return Index.open(str(model), str(images or write_pictures(folder / "pictures.tar")), workers=0)
+    return Index.open(str(model), str(images or write_images(folder / "images.tar")), workers=0)

@@ -1,4 +1,4 @@
-"""gradio remembers the temporary folder of its first import, and makes it again for every page."""
+"""gradio remembers the temporary folder of its first import and recreates it for every page."""
 
 import pytest
 

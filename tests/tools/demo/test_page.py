@@ -1,12 +1,13 @@
-"""The page as its server gives it: answers over HTTP, limits, and no way out of the temporary folder."""
+"""The page over HTTP: answers, limits, and no access beyond the temporary folder."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from fastclip.tools.demo.limits import MAX_BYTES
+from fastclip.tools.demo.limits import MAX_BYTES, NOT_UPLOADED
 from fastclip.tools.demo.server import temporary_folder
 from tests.evaluation import replica
 from tests.tools.demo.collection import open_index
@@ -36,15 +37,15 @@ def client(index, folder):
 
 @pytest.fixture
 def ask(client):
-    """Calls what happens at an event of a field, as the browser does; gives what comes out, or the error."""
+    """Trigger an event of a field as the browser does; return the outputs, or the error."""
     config = client.get("/config").json()
     numbers = {block["props"].get("elem_id"): block["id"] for block in config["components"]}
 
     def call(field, event, *data):
         target = [numbers[field], event]
         function = next(d["id"] for d in config["dependencies"] if target in d["targets"])
-        question = {"data": data, "fn_index": function, "session_hash": "test"}
-        assert client.post("/gradio_api/queue/join", json=question).status_code == 200
+        request = {"data": data, "fn_index": function, "session_hash": "test"}
+        assert client.post("/gradio_api/queue/join", json=request).status_code == 200
         answer = client.get("/gradio_api/queue/data", params={"session_hash": "test"}).text
         messages = [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line]
         done = next(message for message in messages if message["msg"] == "process_completed")
@@ -59,43 +60,45 @@ def uploaded(client, data, name="sent.png"):
     return {"path": answer.json()[0], "orig_name": name, **FILE}
 
 
-def test_words_give_pictures_and_a_note(ask, index):
-    note, found = ask("query", "submit", "a red heart", 12)
-    assert "Pictures that fit best" in note
-    assert found.count("<figure>") == 12
-    assert index.by_text("a red heart", 1)[0].name.split("/")[-1] in found
+def test_a_query_shows_images_and_the_time_it_took(ask, index):
+    note, images = ask("query", "submit", "a red heart", 12)
+    assert 'role="status"' in note
+    assert re.search(r"\d+ ms", note)
+    assert images.count("<figure>") == 12
+    assert index.by_text("a red heart", 1)[0].name.split("/")[-1] in images
 
 
-def test_an_empty_query_is_told_and_leaves_the_results(ask):
-    note, found = ask("query", "submit", " ", 12)
-    assert 'role="alert">Type what' in note
-    assert found["__type__"] == "update"
-    assert "value" not in found
+def test_an_empty_query_is_an_alert_and_leaves_the_results(ask):
+    note, images = ask("query", "submit", " ", 12)
+    assert 'role="alert"' in note
+    assert images["__type__"] == "update"
+    assert "value" not in images
 
 
-def test_an_uploaded_picture_gives_captions_and_pictures(ask, client):
-    note, captions, like_note, like = ask("caption-picture", "change", uploaded(client, replica.png(4)))
-    assert "Captions that fit best" in note
-    assert captions.count("<li>") == like.count("<figure>") == 12
-    assert "most like it" in like_note
-    assert 'title="004.png"' in like[:200]
+def test_an_uploaded_image_shows_captions_and_similar_images(ask, client):
+    note, captions, similar_note, similar = ask("caption-picture", "change", uploaded(client, replica.png(4)))
+    assert 'role="status"' in note
+    assert 'role="status"' in similar_note
+    assert captions.count("<li>") == similar.count("<figure>") == 12
+    assert 'title="004.png"' in similar[:200]
 
 
-def test_a_text_file_is_told_to_be_no_picture(ask, client):
-    note, captions, _, like = ask("caption-picture", "change", uploaded(client, b"words", "words.png"))
-    assert 'role="alert">This picture cannot be used: not an image' in note
-    assert captions == like == ""
+def test_an_uploaded_text_file_is_an_alert(ask, client):
+    note, captions, _, similar = ask("caption-picture", "change", uploaded(client, b"text", "text.png"))
+    assert 'role="alert"' in note
+    assert captions == similar == ""
 
 
-def test_labels_give_probabilities(ask, client):
+def test_labels_get_probabilities(ask, client):
     note, bars = ask("classify-picture", "upload", uploaded(client, replica.png(4)), "cat, dog, bird")
-    assert "Probabilities" in note
+    assert 'role="status"' in note
+    assert {row["label"] for row in bars["value"]["confidences"]} == {"cat", "dog", "bird"}
     assert sum(row["confidence"] for row in bars["value"]["confidences"]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "http://example.com/a.png", "https://127.0.0.1:1/a.png"])
 @pytest.mark.parametrize("field", ["query", "caption-picture", "labels"])
-def test_no_question_brings_a_file_of_the_machine_or_of_another_site_into_reach(ask, folder, field, path):
+def test_no_request_makes_gradio_copy_a_local_file_or_a_url(ask, folder, field, path):
     before = sorted(folder.rglob("*"))
     named = {"path": path, **FILE}
     event, data = {
@@ -103,23 +106,23 @@ def test_no_question_brings_a_file_of_the_machine_or_of_another_site_into_reach(
         "caption-picture": ("change", [named]),
         "labels": ("submit", [None, named]),
     }[field]
-    assert ask(field, event, *data) == "Only pictures that were uploaded here can be used."
+    assert ask(field, event, *data) == NOT_UPLOADED
     assert sorted(folder.rglob("*")) == before
 
 
-def test_files_of_the_machine_cannot_be_fetched_and_uploads_can(client):
+def test_uploads_can_be_fetched_and_other_files_cannot(client):
     assert client.get("/gradio_api/file=/etc/passwd").status_code == 403
     sent = uploaded(client, replica.png(5))
     assert client.get(f"/gradio_api/file={sent['path']}").content == replica.png(5)
 
 
-def test_too_large_an_upload_is_refused(client, folder):
+def test_an_upload_that_is_too_large_is_rejected(client, folder):
     answer = client.post("/gradio_api/upload", files={"files": ("large.png", b"\0" * (MAX_BYTES + 1))})
     assert answer.status_code == 413
     assert not [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > MAX_BYTES]
 
 
-def test_the_page_names_no_other_site_to_load_from_and_escapes_its_title(client):
+def test_the_page_loads_nothing_from_other_sites_and_escapes_its_title(client):
     answer = client.get("/")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'self'" in policy

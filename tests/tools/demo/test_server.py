@@ -1,5 +1,6 @@
-"""Ports, the temporary folder, and what the guard lets through."""
+"""Ports, the temporary folder, and the requests that the guard admits."""
 
+import errno
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fastclip.errors import OptionError
 from fastclip.tools.demo.limits import MAX_BYTES
 from fastclip.tools.demo.server import Guard, is_loopback, sigterm_as_ctrl_c, take_port, temporary_folder
 
@@ -15,7 +17,7 @@ FILE = "/gradio_api/file="
 
 
 def ask(path, method="GET", host="127.0.0.1:7860", listens_on="127.0.0.1", folder="/nowhere", **headers):
-    """The status of a refusal; None if the request may pass."""
+    """The status of a refused request; None if it is admitted."""
     named = {"host": host} | {name.replace("_", "-"): value for name, value in headers.items()}
     scope = {
         "type": "http",
@@ -28,7 +30,7 @@ def ask(path, method="GET", host="127.0.0.1:7860", listens_on="127.0.0.1", folde
 
 
 @pytest.mark.parametrize("path", ["/", "/config", "/theme.css", "/assets/x.js", "/gradio_api/queue/data"])
-def test_what_the_page_asks_for_passes(path):
+def test_requests_of_the_page_are_admitted(path):
     assert ask(path) is None
 
 
@@ -44,7 +46,7 @@ def test_what_the_page_asks_for_passes(path):
         "/anything",
     ],
 )
-def test_routes_that_the_page_does_not_need_are_shut(path):
+def test_routes_that_the_page_does_not_need_are_closed(path):
     assert ask(path) == 403
 
 
@@ -60,7 +62,7 @@ def test_only_uploads_can_be_fetched(tmp_path):
     assert ask(f"{FILE}http://example.com/", folder=folder) == 403
 
 
-def test_other_names_and_other_sites_are_refused_on_a_loopback_address():
+def test_other_host_names_and_other_sites_are_refused():
     assert ask("/", host="evil.example:7860") == 403
     assert ask("/", host="localhost:7860") is None
     assert ask("/", host="evil.example:7860", listens_on="0.0.0.0") is None
@@ -69,47 +71,49 @@ def test_other_names_and_other_sites_are_refused_on_a_loopback_address():
         assert ask("/", origin="http://evil.example", listens_on=listens_on) == 403
 
 
-def test_large_requests_and_those_of_unknown_length_are_refused():
+def test_requests_that_are_too_large_or_of_unknown_length_are_refused():
     upload = "/gradio_api/upload"
     assert ask(upload, "POST", content_length=MAX_BYTES) is None
     assert ask(upload, "POST", content_length=MAX_BYTES + 2**20 + 1) == 413
     assert ask(upload, "POST") == 411
 
 
-def test_a_taken_port_gives_way_to_the_next():
+def test_the_next_free_port_is_taken():
     with take_port("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with take_port("127.0.0.1", port) as second:
             assert port < second.getsockname()[1] <= port + 20
 
 
-def test_no_free_port_is_an_error_that_names_the_option(monkeypatch):
-    def bind(self, address):
-        raise OSError(98, "Address already in use")
+def test_21_ports_are_tried():
+    tried = []
 
-    class Taken(socket.socket):
-        pass
+    class InUse(socket.socket):
+        def bind(self, address):
+            tried.append(address)
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
-    monkeypatch.setattr(Taken, "bind", bind, raising=False)
-    monkeypatch.setattr("fastclip.tools.demo.server.socket.socket", Taken)
-    with pytest.raises(OSError, match=r"from 7860 to 7880 are taken.*--port"):
-        take_port("127.0.0.1", 7860)
+    with pytest.raises(OSError, match=r"7860.*7880.*--port"):
+        take_port("127.0.0.1", 7860, new_socket=InUse)
+    assert tried == [("127.0.0.1", port) for port in range(7860, 7881)]
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "words"), [("127.0.0.1", 70000, "--port 70000"), ("192.0.2.1", 7860, "--host 192.0.2.1")]
+    ("host", "port", "option", "value"),
+    [("127.0.0.1", 70000, "port", 70000), ("192.0.2.1", 7860, "host", "192.0.2.1")],
 )
-def test_addresses_that_cannot_be_are_told(host, port, words):
-    with pytest.raises(ValueError, match=words):
+def test_an_impossible_address_is_an_error(host, port, option, value):
+    with pytest.raises(OptionError) as caught:
         take_port(host, port)
+    assert (caught.value.option, caught.value.value) == (option, value)
 
 
-def test_loopback_addresses_are_known():
+def test_loopback_addresses_are_recognised():
     assert all(map(is_loopback, ("127.0.0.1", "::1", "localhost", "127.0.0.9")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.2", "example.com")))
 
 
-def test_the_temporary_folder_is_gone_at_the_end_and_nothing_else_has_changed(monkeypatch):
+def test_the_temporary_folder_is_deleted_and_the_environment_restored(monkeypatch):
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "True")
     before, directory = dict(os.environ), tempfile.tempdir
     with temporary_folder() as folder:
@@ -120,7 +124,7 @@ def test_the_temporary_folder_is_gone_at_the_end_and_nothing_else_has_changed(mo
     assert (dict(os.environ), tempfile.tempdir) == (before, directory)
 
 
-def test_sigterm_unwinds_as_ctrl_c_does():
+def test_sigterm_raises_keyboard_interrupt():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""Profiles as workers would have found them."""
+"""Profiles with known times."""
 
-from fastclip.tools.profiling.breakdown import AlgorithmProfile, WorkerProfile
+from fastclip.tools.profiling.breakdown import AlgorithmProfile, RankProfile
 from fastclip.tools.profiling.timeline import StepTimes
 
 
@@ -9,9 +9,9 @@ def times(total, computation=0.0, pure=0.0, overlap=0.0):
     return StepTimes(total, computation, pure + overlap, pure, overlap, others, 0.0)
 
 
-def worker(rank, steps, sent=None):
-    return WorkerProfile(rank, steps, sent or {}, 3 << 20, "memory of some kind")
+def rank_profile(rank, steps, sent=None):
+    return RankProfile(rank, steps, sent or {}, 3 << 20, "memory of some kind")
 
 
-def profile(algorithm, workers, batch=32):
-    return AlgorithmProfile(algorithm, batch, workers)
+def profile(algorithm, ranks, batch=32):
+    return AlgorithmProfile(algorithm, batch, ranks)

@@ -1,4 +1,4 @@
-"""Bytes on the wire by kind, counted at the calls of a process group that sends nothing."""
+"""Bytes sent by kind of collective, counted with a process group that sends nothing."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ K = 4
 
 
 @pytest.fixture
-def workers():
+def four_ranks():
     dist.init_process_group("fake", rank=0, world_size=K, store=FakeStore())
     yield
     dist.destroy_process_group()
@@ -38,11 +38,11 @@ def rows(n, dtype=torch.float32):
         (lambda: rows(10) + 1, {}),
     ],
 )
-def test_a_ring_sends_so_many_bytes(workers, call, expected):
+def test_bytes_sent_by_each_collective_of_a_ring(four_ranks, call, expected):
     assert bytes_sent(call) == pytest.approx(expected)
 
 
-def test_calls_of_one_kind_add_up(workers):
+def test_calls_of_one_kind_add_up(four_ranks):
     def step():
         dist.all_reduce(rows(10))
         dist.all_gather_into_tensor(rows(40), rows(10))
@@ -51,7 +51,7 @@ def test_calls_of_one_kind_add_up(workers):
     assert bytes_sent(step) == {"all_gather": 120, "all_reduce": 2 * 3 / 4 * 160}
 
 
-def test_a_worker_alone_sends_nothing():
+def test_a_single_rank_sends_nothing():
     done = []
     assert bytes_sent(lambda: done.append(1)) == {}
     assert done

@@ -8,7 +8,8 @@ from fastclip import ALGORITHMS
 from fastclip.config.options import LossOptions
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
-from fastclip.tools.profiling.configs import configs_for
+from fastclip.errors import OptionError
+from fastclip.tools.profiling.configs import configs_for, dropped_notes
 
 OPTIONS = {
     "tau": 0.1,
@@ -34,26 +35,32 @@ def config(**loss):
 def is_refused(algorithm, option):
     try:
         resolve(replace(config(**{option: OPTIONS[option]}), algorithm=algorithm))
-    except ValueError as error:
-        return "has no effect" in str(error)
+    except OptionError as error:
+        return error.option == f"loss.{option}"
     return False
 
 
-def test_the_options_are_all_there_are():
+def test_all_options_of_the_loss_are_tested():
     assert OPTIONS.keys() == vars(LossOptions()).keys()
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_what_training_refuses_is_left_out_where_another_algorithm_takes_it(option):
-    """Compared with what `fastclip train` says of each algorithm alone."""
+def test_options_that_train_refuses_are_dropped_where_another_algorithm_takes_them(option):
+    """Compared with `fastclip train` for each algorithm alone."""
     taken = next(name for name in ALGORITHMS if not is_refused(name, option))
     for algorithm in ALGORITHMS.keys() - {taken}:
-        resolved, left_out = configs_for([algorithm, taken], config(**{option: OPTIONS[option]}))
+        resolved, dropped = configs_for([algorithm, taken], config(**{option: OPTIONS[option]}))
         assert [one.algorithm for one in resolved] == [algorithm, taken]
-        refused = is_refused(algorithm, option)
-        assert left_out == [f"loss.{option}: no effect with {algorithm}, left out there."] * refused
+        assert dropped == ({algorithm: [f"loss.{option}"]} if is_refused(algorithm, option) else {})
 
 
-def test_what_has_no_effect_at_all_is_refused():
-    with pytest.raises(ValueError, match=r"loss.rho=2.0 has no effect with openclip"):
+def test_a_note_names_the_dropped_options_and_the_algorithm():
+    (note,) = dropped_notes({"openclip": ["loss.rho", "loss.gamma"]})
+    assert all(name in note for name in ("openclip", "loss.rho", "loss.gamma"))
+
+
+def test_an_option_without_effect_on_any_algorithm_is_refused():
+    with pytest.raises(OptionError) as caught:
         configs_for(["openclip", "fastclip-v1"], config(rho=2.0))
+    assert (caught.value.option, caught.value.value) == ("loss.rho", 2.0)
+    assert "openclip" in caught.value.rule

@@ -1,14 +1,13 @@
-"""The most memory that a step needs, on a CPU."""
+"""Peak memory on a CPU."""
 
 import torch
 
-from fastclip.tools.profiling import peak_memory
 from fastclip.tools.profiling.peak_memory import PeakMemory
 
 CPU = torch.device("cpu")
 
 
-def test_what_was_freed_counts_and_what_was_there_before_does_not():
+def test_freed_memory_counts_and_earlier_memory_does_not():
     before = torch.ones(64 << 20, dtype=torch.uint8)
     measured = PeakMemory(CPU)
     freed = torch.ones(64 << 20, dtype=torch.uint8)
@@ -17,6 +16,5 @@ def test_what_was_freed_counts_and_what_was_there_before_does_not():
     assert len(before)
 
 
-def test_nobody_knows_where_an_earlier_peak_cannot_be_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(peak_memory, "_FORGET", tmp_path / "none" / "clear_refs")
-    assert PeakMemory(CPU).bytes() is None
+def test_the_peak_is_unknown_where_an_earlier_one_cannot_be_reset(tmp_path):
+    assert PeakMemory(CPU, clear_refs=tmp_path / "none" / "clear_refs").bytes() is None

@@ -1,4 +1,4 @@
-"""The picture of a profile."""
+"""The chart of a profile."""
 
 import io
 from itertools import pairwise
@@ -8,18 +8,18 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from fastclip.tools.profiling.profile_chart import _COMMUNICATION, _STEP, draw
-from tests.tools.profiling.profiles import profile, times, worker
+from tests.tools.profiling.profiles import profile, rank_profile, times
 
 
-def measured(size):
-    step = times(100, computation=60, pure=20 * (size > 1), overlap=10 * (size > 1))
+def measured(ranks):
+    step = times(100, computation=60, pure=20 * (ranks > 1), overlap=10 * (ranks > 1))
     return [
-        profile(name, [worker(rank, [step]) for rank in range(size)], batch=32 * size)
+        profile(name, [rank_profile(rank, [step]) for rank in range(ranks)], batch=32 * ranks)
         for name in ("openclip", "fastclip-v3")
     ]
 
 
-def picture(profiles):
+def pixels_of(profiles):
     return np.asarray(Image.open(io.BytesIO(draw(profiles))).convert("RGB")) / 255
 
 
@@ -27,25 +27,25 @@ def area(pixels, colour):
     return int((np.abs(pixels - np.array(to_rgb(colour))).max(axis=2) < 0.02).sum())
 
 
-def test_parts_of_a_step_are_as_large_as_their_times():
-    pixels = picture(measured(1))
+def test_areas_of_bars_are_proportional_to_their_times():
+    pixels = pixels_of(measured(1))
     others, _, computation = (area(pixels, part.colour) for part in _STEP)
     assert 1.2 < computation / others < 1.8  # 60 ms and 40 ms; the legend has a little of each
 
 
-def test_what_does_not_happen_is_not_drawn():
+def test_a_single_rank_has_no_overlap_in_the_chart():
     overlap = _COMMUNICATION[1].colour
-    alone, several = (area(picture(measured(size)), overlap) for size in (1, 2))
+    alone, several = (area(pixels_of(measured(ranks)), overlap) for ranks in (1, 2))
     assert several > alone == 0
 
 
-def test_several_sizes_bring_a_panel_with_the_speed_up():
-    one, both = picture(measured(1)), picture([*measured(1), *measured(2)])
+def test_several_numbers_of_ranks_add_a_panel_with_the_speed_up():
+    one, both = pixels_of(measured(1)), pixels_of([*measured(1), *measured(2)])
     assert both.shape[0] == one.shape[0]
     assert both.shape[1] > 2 * one.shape[1]
 
 
-def test_parts_that_touch_are_told_apart_without_colours():
+def test_adjacent_parts_differ_without_colour():
     for parts in (_STEP, _COMMUNICATION):
         for lower, upper in pairwise(parts):
             greys = [np.dot(to_rgb(part.colour), (0.299, 0.587, 0.114)) for part in (lower, upper)]

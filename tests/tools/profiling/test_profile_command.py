@@ -1,4 +1,4 @@
-"""`fastclip profile` as a person calls it."""
+"""`fastclip profile` from the command line."""
 
 import json
 
@@ -6,7 +6,9 @@ import pytest
 from PIL import Image
 
 from fastclip.cli import call as call_command
-from fastclip.tools.profiling import sizes
+from fastclip.errors import OptionError, UnknownOption
+from fastclip.tools.profiling import rank_counts
+from fastclip.tools.profiling.breakdown import PARTS
 from tests.tools.study import forked
 from tests.training.runs import Lab
 
@@ -18,7 +20,7 @@ def lab(tmp_path_factory):
 
 @pytest.fixture
 def call(lab, tmp_path, monkeypatch):
-    """Calls it in an empty folder, with a tiny model and few steps; what is given comes last, and wins."""
+    """Run it in an empty folder with a tiny model and few steps; arguments override these."""
     monkeypatch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -26,8 +28,8 @@ def call(lab, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     options = lab.options("profiles/mine", "fastclip-v3")
 
-    def run(*words):
-        call_command("profile", [*options, "--steps=2", "--warmup=1", *words])
+    def run(*arguments):
+        call_command("profile", [*options, "--steps=2", "--warmup=1", *arguments])
 
     return run
 
@@ -36,80 +38,88 @@ def read(folder):
     return json.loads((folder / "profile.json").read_text())
 
 
-def test_a_table_is_printed_and_everything_is_kept_in_the_folder(call, tmp_path, capsys):
-    call("--algorithm=openclip,fastclip-v3", "--out=kept")
+def test_a_table_is_printed_and_all_files_are_in_the_folder(call, tmp_path, capsys):
+    call("--algorithm=openclip,fastclip-v3", "--out=mine")
     out = capsys.readouterr().out
-    for words in (
-        "1 worker",
-        "total",
-        "pure communication",
-        "of it waiting for data",
-        "samples/s",
-        "peak memory",
-    ):
-        assert words in out
-    assert "Mean (sd) of 2 steps after 1 to warm up; 16 pairs a step on each worker." in out
+    for category in ("1 rank", *PARTS.values(), "samples/s", "peak memory"):
+        assert category in out
+    assert "2 steps" in out
+    assert "16 pairs" in out
     here = tmp_path / "here"
-    assert [path.name for path in here.iterdir()] == ["kept"]
+    assert [path.name for path in here.iterdir()] == ["mine"]
     traces = [f"trace-{name}-rank0.json.gz" for name in ("fastclip-v3", "openclip")]
-    assert sorted(path.name for path in (here / "kept").iterdir()) == ["profile.json", "profile.png", *traces]
-    found = read(here / "kept")
-    assert found["command"].startswith("fastclip profile --config scenes")
-    assert {"date", "versions", "machine", "steps", "warmup", "units"} <= found.keys()
-    assert [one["algorithm"] for one in found["profiles"]] == ["openclip", "fastclip-v3"]
-    (worker,) = found["profiles"][0]["workers"]
-    assert len(worker["steps"]) == 2
-    assert worker["peak_memory"] > 1 << 20
-    with Image.open(here / "kept" / "profile.png") as picture:
-        assert picture.format == "PNG"
+    assert sorted(path.name for path in (here / "mine").iterdir()) == ["profile.json", "profile.png", *traces]
+    saved = read(here / "mine")
+    assert saved["command"].startswith("fastclip profile --config scenes")
+    assert {"date", "versions", "machine", "units", "left_out"} <= saved.keys()
+    assert (saved["steps"], saved["warmup"]) == (2, 1)
+    assert [one["algorithm"] for one in saved["profiles"]] == ["openclip", "fastclip-v3"]
+    (rank,) = saved["profiles"][0]["workers"]
+    assert len(rank["steps"]) == 2
+    assert rank["peak_memory"] > 1 << 20
+    with Image.open(here / "mine" / "profile.png") as image:
+        assert image.format == "PNG"
 
 
-def test_json_is_what_the_file_holds(call, tmp_path, capsys):
+def test_json_is_the_content_of_the_file(call, tmp_path, capsys):
     call("--json")
     assert json.loads(capsys.readouterr().out) == read(tmp_path / "here" / "profiles" / "mine")
 
 
-def test_two_sizes_are_started_and_compared(call, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sizes, "PROGRAM", forked.PROGRAM)
+def test_one_and_two_ranks_are_started_and_compared(call, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rank_counts, "PROGRAM", forked.PROGRAM)
     with forked.serve(tmp_path / "socket"):
-        call("--sizes=1,2")
+        call("--ranks=1,2")
     out = capsys.readouterr().out
-    for words in ("2 workers, median", "slowest", "speed-up over 1 worker", "KiB sent, all_gather"):
-        assert words in out
-    assert "16 pairs a step on each worker, however many there are." in out
+    for name in ("2 ranks, median", "slowest", "speed-up over 1 rank", "KiB sent, all_gather", "16 pairs"):
+        assert name in out
     folder = tmp_path / "here" / "profiles" / "mine"
-    found = read(folder)
-    assert [(one["batch"], len(one["workers"])) for one in found["profiles"]] == [(16, 1), (32, 2)]
-    assert "--sizes=1,2" in found["command"]
+    saved = read(folder)
+    assert [(one["batch"], len(one["workers"])) for one in saved["profiles"]] == [(16, 1), (32, 2)]
+    assert "--ranks=1,2" in saved["command"]
     assert (folder / "profile.png").is_file()
     assert (folder / "workers-2" / "trace-fastclip-v3-rank1.json.gz").is_file()
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("argument", "option", "value"),
     [
-        ("--steps=0", "--steps 0 must be at least 1; try 20"),
-        ("--warmup=-1", "--warmup -1 must be at least 1"),
-        ("--steps=many", "invalid int value.*--help"),
-        ("--sizes=1,two", "--sizes 1,two must be numbers of workers"),
-        ("--sizes=0", "--sizes 0 must be numbers of workers"),
-        ("--algorithm=openclip,fastclip-v9", "fastclip-v9"),
-        ("--config=emojis", "Did you mean emoji"),
-        ("--stpes=3", "There is no option stpes"),
+        ("--steps=0", "steps", 0),
+        ("--warmup=-1", "warmup", -1),
+        ("--ranks=1,two", "ranks", "1,two"),
+        ("--ranks=0", "ranks", "0"),
+        ("--algorithm=openclip,fastclip-v9", "algorithm", "fastclip-v9"),
+        ("--config=emojis", "config", "emojis"),
     ],
 )
-def test_a_mistake_is_told_before_anything_runs(call, tmp_path, word, message):
-    with pytest.raises(ValueError, match=message):
-        call(word)
+def test_an_invalid_option_is_an_error_before_anything_runs(call, tmp_path, argument, option, value):
+    with pytest.raises(OptionError) as caught:
+        call(argument)
+    assert (caught.value.option, caught.value.value) == (option, value)
     assert not list((tmp_path / "here").iterdir())
 
 
-def test_sizes_need_no_launcher(call, monkeypatch):
+def test_a_mistyped_option_is_an_error_before_anything_runs(call, tmp_path):
+    with pytest.raises(UnknownOption) as caught:
+        call("--stpes=3")
+    assert caught.value.option == "stpes"
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_a_value_of_the_wrong_type_is_an_error_before_anything_runs(call, tmp_path):
+    with pytest.raises(ValueError, match=r"--steps.*'many'"):
+        call("--steps=many")
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_ranks_are_refused_under_a_launcher(call, monkeypatch):
     place = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(ValueError, match="without torchrun"):
-        call("--sizes=1,2")
+    with pytest.raises(OptionError) as caught:
+        call("--ranks=1,2")
+    assert (caught.value.option, caught.value.value) == ("ranks", "1,2")
+    assert "torchrun" in caught.value.advice
 
 
 def test_the_folder_is_named_after_the_recipe(lab, tmp_path, monkeypatch, capsys):

@@ -1,7 +1,7 @@
-"""The trainer's own steps under the profiler: what is slow shows where it belongs.
+"""The trainer's own steps under the profiler: a slowdown appears in the right part of the step.
 
-Effects are many times as large as a step of the tiny model, and the calmest of several steps is looked at, so
-that a busy machine does not matter: what must be short is short in one of them, what must be long is long.
+Slowdowns are many times as long as a step of the tiny model, and the shortest of several steps is examined,
+so a busy machine does not matter.
 """
 
 import os
@@ -17,17 +17,18 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.world import World
+from fastclip.errors import OptionError
 from fastclip.tools.profiling import profiler
 from fastclip.tools.profiling.profiler import profile_steps
 from fastclip.tools.profiling.timeline import WAITING_FOR_DATA, read_events
 from fastclip.training import trainer
 from fastclip.training.step import TrainStep
+from tests.ranks import run_ranks
 from tests.training.runs import Lab, metrics
-from tests.workers import run_workers
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
-SLOWED = 0.1  # seconds, in each step
-ALGORITHMS = ("openclip", "fastclip-v2")  # one waits inside of backward nodes, the other outside
+SLOWED = 0.1  # seconds per step
+ALGORITHMS = ("openclip", "fastclip-v2")  # one waits inside backward nodes, the other outside
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def config(lab, monkeypatch):
 
 @contextmanager
 def before_images_are_encoded(do):
-    """Inside the tower's forward, of models that are built meanwhile."""
+    """Call `do` in the image tower's forward, for models built meanwhile."""
     build = profiler.build_towers
 
     def build_slowed(config, world):
@@ -63,63 +64,63 @@ def compute():
         torch.mm(square, square)
 
 
-def least(worker, part):
-    """Seconds of a part in the step that has least of it."""
-    return min(getattr(step, part) for step in worker.steps) / 1000
+def least(rank, part):
+    """Seconds of a part in the step with the least of it."""
+    return min(getattr(step, part) for step in rank.steps) / 1000
 
 
-def most(worker, part):
-    """Seconds of a part in the step that has most of it."""
-    return max(getattr(step, part) for step in worker.steps) / 1000
+def most(rank, part):
+    """Seconds of a part in the step with the most of it."""
+    return max(getattr(step, part) for step in rank.steps) / 1000
 
 
-# Several workers.
+# Several ranks.
 
 
-def in_all_ways(rank, size, lab_options, cache, folder):
-    """With a slow encoder, and with worker 1 late; for each algorithm."""
+def profile_slowed(rank, size, lab_options, cache, folder):
+    """Profile each algorithm with a slow encoder, and with rank 1 late."""
     os.environ["FASTCLIP_CACHE"] = cache
     world = World(rank, size, rank, torch.device("cpu"), dist.group.WORLD)
     slowed = {"slow encoder": compute, "late": lambda: time.sleep(SLOWED * rank)}
-    found = {}
-    for algorithm, words in lab_options.items():
-        config, trace = resolve(parse(words)), Path(folder) / f"{algorithm}-{rank}.json.gz"
+    profiles = {}
+    for algorithm, options in lab_options.items():
+        config, trace = resolve(parse(options)), Path(folder) / f"{algorithm}-{rank}.json.gz"
         for name, do in slowed.items():
             with before_images_are_encoded(do):
-                found[algorithm, name] = profile_steps(config, world, trace, steps=6, warmup=2)
-    return found
+                profiles[algorithm, name] = profile_steps(config, world, trace, steps=6, warmup=2)
+    return profiles
 
 
 @pytest.fixture(scope="module")
-def workers(lab, tmp_path_factory):
+def ranks(lab, tmp_path_factory):
     options = {name: lab.options("unused", name) for name in ALGORITHMS}
     folder = str(tmp_path_factory.mktemp("traces"))
-    return run_workers(in_all_ways, 2, options, lab.environment["FASTCLIP_CACHE"], folder)
+    return run_ranks(profile_slowed, 2, options, lab.environment["FASTCLIP_CACHE"], folder)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_slow_encoder_is_computation_and_no_communication(workers, algorithm):
-    slow, late = ([worker[algorithm, name] for worker in workers] for name in ("slow encoder", "late"))
-    for worker, without in zip(slow, late, strict=True):
-        assert least(worker, "computation") - least(without, "computation") > 0.8 * SLOWED
-    assert min(least(worker, "communication") for worker in slow) < 0.5 * SLOWED
+def test_a_slow_encoder_is_computation_and_not_communication(ranks, algorithm):
+    slow, late = ([rank[algorithm, name] for rank in ranks] for name in ("slow encoder", "late"))
+    for rank, without in zip(slow, late, strict=True):
+        assert least(rank, "computation") - least(without, "computation") > 0.8 * SLOWED
+    assert min(least(rank, "communication") for rank in slow) < 0.5 * SLOWED
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_who_waits_for_a_late_worker_communicates_and_does_not_compute(workers, algorithm):
-    waits, late = (worker[algorithm, "late"] for worker in workers)
+def test_waiting_for_a_late_rank_is_communication_and_not_computation(ranks, algorithm):
+    waits, late = (rank[algorithm, "late"] for rank in ranks)
     assert most(waits, "pure_communication") > 0.8 * SLOWED
     assert least(waits, "computation") < 0.5 * SLOWED
     assert least(late, "pure_communication") < 0.5 * SLOWED
     assert most(late, "others") > 0.8 * SLOWED  # it slept
 
 
-def test_bytes_are_counted_by_kind(workers):
-    """Gradients of features go over the wire in OpenCLIP alone; those of weights in both."""
-    theirs, ours = (workers[0][algorithm, "late"].sent for algorithm in ALGORITHMS)
+def test_bytes_are_counted_by_kind(ranks):
+    """Only OpenCLIP sends gradients of features; both send those of weights."""
+    theirs, ours = (ranks[0][algorithm, "late"].sent for algorithm in ALGORITHMS)
     assert theirs.keys() == {"all_gather", "all_reduce", "scatter"}
     assert ours.keys() == {"all_gather", "all_reduce"}
-    local, features, value = 8, 16, 4  # of 2 workers' batch of 16, the tiny model's, float32
+    local, features, value = 8, 16, 4  # batch of 16 on 2 ranks, the tiny model's features, float32
     assert theirs["all_gather"] == theirs["scatter"] == 2 * local * features * value
     scalars = 6 * local + 2  # λ, log u and a gradient of τ for each side of a pair; two totals
     assert ours["all_gather"] == (2 * local * features + scalars) * value + 8 * local  # and the ids
@@ -127,10 +128,10 @@ def test_bytes_are_counted_by_kind(workers):
     assert ours["all_reduce"] == theirs["all_reduce"] + rows - value  # their temperature is a weight
 
 
-# One worker.
+# One rank.
 
 
-def test_totals_of_steps_add_up_to_the_time_by_another_clock(config, tmp_path, monkeypatch):
+def test_totals_of_steps_add_up_to_the_wall_time(config, tmp_path, monkeypatch):
     ends, one_step = [], TrainStep.__call__
 
     def timed(self, batch):
@@ -139,16 +140,18 @@ def test_totals_of_steps_add_up_to_the_time_by_another_clock(config, tmp_path, m
         return result
 
     monkeypatch.setattr(TrainStep, "__call__", timed)
-    found = profile_steps(config, ALONE, tmp_path / "trace.json", steps=10, warmup=2)
-    assert len(found.steps) == 10
-    assert sum(step.total for step in found.steps[1:]) / 1000 == pytest.approx(ends[11] - ends[2], rel=0.02)
-    for step in found.steps:
+    measured = profile_steps(config, ALONE, tmp_path / "trace.json", steps=10, warmup=2)
+    assert len(measured.steps) == 10
+    assert sum(step.total for step in measured.steps[1:]) / 1000 == pytest.approx(
+        ends[11] - ends[2], rel=0.02
+    )
+    for step in measured.steps:
         assert step.total == pytest.approx(step.computation + step.pure_communication + step.others)
         assert 0 < step.data_wait <= step.others
         assert step.computation > 0 == step.communication
 
 
-def test_a_slow_loader_is_waiting_for_data_and_no_computation(config, tmp_path, monkeypatch):
+def test_a_slow_loader_is_waiting_for_data_and_not_computation(config, tmp_path, monkeypatch):
     """Even if it computes in this process."""
     batches = PairLoader.__iter__
 
@@ -158,9 +161,9 @@ def test_a_slow_loader_is_waiting_for_data_and_no_computation(config, tmp_path, 
             yield batch
 
     monkeypatch.setattr(PairLoader, "__iter__", slow_batches)
-    found = profile_steps(config, ALONE, tmp_path / "trace.json", steps=5, warmup=1)
-    assert least(found, "data_wait") > 0.9 * SLOWED
-    assert least(found, "computation") < 0.5 * SLOWED
+    measured = profile_steps(config, ALONE, tmp_path / "trace.json", steps=5, warmup=1)
+    assert least(measured, "data_wait") > 0.9 * SLOWED
+    assert least(measured, "computation") < 0.5 * SLOWED
 
 
 def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch):
@@ -168,29 +171,29 @@ def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch
     config = resolve(parse(lab.options(tmp_path / "run", "fastclip-v3", **short)))
     losses, one_step = [], TrainStep.__call__
 
-    def told(self, batch):
+    def recorded(self, batch):
         result = one_step(self, batch)
         losses.append(float(result.stats["loss"]))
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", told)
+        patch.setattr(TrainStep, "__call__", recorded)
         profile_steps(config, ALONE, tmp_path / "trace.json", steps=2, warmup=1)
     trainer.train(config, ALONE)
     assert losses == [record["loss"] for record in metrics(tmp_path / "run")][:4]
 
 
-def test_the_trace_has_the_measured_steps_and_each_wait_for_data(config, tmp_path):
+def test_the_trace_contains_the_measured_steps_and_their_waits_for_data(config, tmp_path):
     trace = tmp_path / "made" / "trace.json.gz"
-    found = profile_steps(config, ALONE, trace, steps=2, warmup=1)
+    measured = profile_steps(config, ALONE, trace, steps=2, warmup=1)
     names = [event["name"] for event in read_events(trace) if event.get("cat") == "user_annotation"]
     assert sorted(name for name in names if name.startswith("ProfilerStep")) == [
         "ProfilerStep#1",
         "ProfilerStep#2",
     ]
     assert names.count(WAITING_FOR_DATA) == 2
-    assert found.sent == {}
-    assert "RSS" in found.memory
+    assert measured.sent == {}
+    assert "RSS" in measured.memory
 
 
 def test_only_the_trace_is_written(config, tmp_path, monkeypatch):
@@ -201,6 +204,10 @@ def test_only_the_trace_is_written(config, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["temporary", "trace.json"]
 
 
-def test_a_run_of_too_few_steps_is_refused_with_how_many_epochs_it_takes(config, tmp_path):
-    with pytest.raises(ValueError, match=r"36 steps, and 46 are needed: give --epochs 8\b"):
+def test_a_run_of_too_few_steps_is_an_error_with_the_epochs_it_takes(config, tmp_path):
+    with pytest.raises(OptionError) as caught:
         profile_steps(config, ALONE, tmp_path / "trace.json", steps=40, warmup=5)
+    assert (caught.value.option, caught.value.value) == ("steps", 40)
+    assert "36" in caught.value.rule
+    assert "46" in caught.value.rule
+    assert "--epochs 8," in caught.value.advice

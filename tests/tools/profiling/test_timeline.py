@@ -1,4 +1,4 @@
-"""From events to parts of a step: unions are counted once, and a wait is never computation."""
+"""Parts of a step from events: overlapping events count once, and a wait is never computation."""
 
 import gzip
 import json
@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastclip.errors import InputError
 from fastclip.tools.profiling import timeline
-from fastclip.tools.profiling.timeline import kind_on_cpu, kind_on_gpu, read_events, step_times
+from fastclip.tools.profiling.timeline import (
+    NoKernelsError,
+    kind_on_cpu,
+    kind_on_gpu,
+    read_events,
+    step_times,
+)
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted), max_size=12)
 WINDOW = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda ends: (min(ends), max(ends) + 1))
@@ -31,7 +38,7 @@ def waiting(start, end):
 
 
 def raster(spans, window):
-    """The units of time that lie in any of the spans, one by one."""
+    """The units of time inside any of the spans, one by one."""
     return {t for start, end in spans for t in range(start, end) if window[0] <= t < window[1]}
 
 
@@ -39,21 +46,21 @@ def array(spans):
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-def assert_covers(found, units):
-    assert raster(found.tolist(), (-1000, 1000)) == units
-    assert timeline.length(found) == len(units)
-    assert (found[1:, 0] > found[:-1, 1]).all()  # disjoint, in order, and not in more pieces than needed
+def assert_covers(spans, units):
+    assert raster(spans.tolist(), (-1000, 1000)) == units
+    assert timeline.length(spans) == len(units)
+    assert (spans[1:, 0] > spans[:-1, 1]).all()  # disjoint, sorted, and as few as possible
 
 
 @given(SPANS, WINDOW)
-def test_what_is_covered_and_what_is_free_agree_with_a_raster(spans, window):
+def test_covered_and_free_time_agree_with_a_raster(spans, window):
     everything = set(range(*window))
     assert_covers(timeline.covered(array(spans), window), raster(spans, window))
     assert_covers(timeline.free(array(spans), window), everything - raster(spans, window))
 
 
 @given(SPANS, SPANS, WINDOW)
-def test_what_two_have_in_common_agrees_with_a_raster(some, others, window):
+def test_common_time_agrees_with_a_raster(some, others, window):
     units = raster(some, window) & raster(others, window)
     assert_covers(timeline.common(array(some), array(others), window), units)
 
@@ -67,7 +74,7 @@ def test_the_parts_of_a_step_agree_with_a_raster(computed, communicated, waited,
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL" if on_gpu else "gloo:all_reduce"
     events += [event(name, *span, kernel if on_gpu else "user_annotation") for span in communicated]
     if on_gpu:
-        events.append(event("fill", 1, 2, "kernel"))  # it has to have some
+        events.append(event("fill", 1, 2, "kernel"))  # a GPU must have some
     computation, communication, wait = (raster(s, window) for s in (computed, communicated, waited))
     if not on_gpu:
         computation -= wait
@@ -87,18 +94,18 @@ def test_the_parts_of_a_step_agree_with_a_raster(computed, communicated, waited,
 # Steps.
 
 
-def test_steps_lie_back_to_back():
-    """Between two of the profiler's own marks there is a little time, which belongs to the earlier step."""
+def test_steps_are_contiguous():
+    """The short time between two of the profiler's marks belongs to the earlier step."""
     events = [step(7, 2_000, 2_900), step(5, 0, 950), step(6, 1_000, 1_800)]
     assert [times.total for times in step_times(events, "cpu")] == [1.0, 1.0, 0.9]
 
 
-def test_an_event_across_two_steps_counts_in_each_with_its_part():
+def test_an_event_across_two_steps_is_split_between_them():
     events = [step(0, 0, 1_000), step(1, 1_000, 2_000), event("aten::mm", 700, 1_100)]
     assert [times.computation for times in step_times(events, "cpu")] == [0.3, 0.1]
 
 
-def test_nanoseconds_of_a_machine_that_runs_for_weeks_are_not_lost():
+def test_nanoseconds_survive_weeks_of_uptime():
     start = 3_988_247_023_101.059
     events = [step(0, start, start + 0.003), event("aten::mm", start + 0.001, start + 0.002)]
     (times,) = step_times(events, "cpu")
@@ -106,13 +113,15 @@ def test_nanoseconds_of_a_machine_that_runs_for_weeks_are_not_lost():
 
 
 def test_a_trace_without_steps_is_refused():
-    with pytest.raises(ValueError, match="ProfilerStep#"):
+    with pytest.raises(InputError) as caught:
         step_times([event("aten::mm", 0, 1)], "cpu")
+    assert caught.value.argument == "events"
 
 
-def test_a_gpu_of_which_nothing_was_recorded_is_an_error_with_advice():
-    with pytest.raises(RuntimeError, match="ERR_NVGPUCTRPERM"):
+def test_a_gpu_without_recorded_kernels_is_an_error_with_advice():
+    with pytest.raises(NoKernelsError) as caught:
         step_times([step(0, 0, 10), event("aten::mm", 0, 5)], "cuda")
+    assert "ERR_NVGPUCTRPERM" in str(caught.value)
 
 
 def test_a_trace_is_read_as_the_profiler_writes_it(tmp_path):
@@ -122,7 +131,7 @@ def test_a_trace_is_read_as_the_profiler_writes_it(tmp_path):
     assert read_events(path) == [step(0, 0, 10)]
 
 
-# What events mean on a GPU.
+# Kinds of events on a GPU.
 
 
 @pytest.mark.parametrize(
@@ -150,12 +159,12 @@ def test_a_trace_is_read_as_the_profiler_writes_it(tmp_path):
         (timeline.WAITING_FOR_DATA, "gpu_user_annotation", None),
     ],
 )  # fmt: skip
-def test_what_an_event_means_on_a_gpu(name, category, kind):
+def test_kind_of_an_event_on_a_gpu(name, category, kind):
     assert kind_on_gpu(event(name, 0, 1, category)) == kind
 
 
 def test_a_step_on_a_gpu_as_it_is_recorded():
-    """The host runs ahead: what it does says nothing of the device, and streams run at the same time."""
+    """The host runs ahead, so its events do not count; streams run concurrently."""
     events = [
         {"ph": "M", "name": "process_name", "args": {"name": "python"}},
         {"ph": "s", "cat": "ac2g", "name": "ac2g", "ts": 10},
@@ -181,13 +190,13 @@ def test_a_step_on_a_gpu_as_it_is_recorded():
             "pure_communication": 0.25,
             "overlap": 0.05,
             "others": 0.3,
-            "data_wait": 0.1,  # the rest of the wait is hidden under kernels
+            "data_wait": 0.1,  # the rest of the wait overlaps with kernels
         }
     )
     assert (second.computation, second.communication, second.others) == (0, 0, 1.0)
 
 
-# What events mean on a CPU.
+# Kinds of events on a CPU.
 
 
 @pytest.mark.parametrize(
@@ -210,16 +219,16 @@ def test_a_step_on_a_gpu_as_it_is_recorded():
         (timeline.WAITING_FOR_DATA, "user_annotation", "data"),
     ],
 )
-def test_what_an_event_means_on_a_cpu(name, category, kind):
+def test_kind_of_an_event_on_a_cpu(name, category, kind):
     assert kind_on_cpu(event(name, 0, 1, category)) == kind
 
 
 def test_a_step_on_a_cpu_as_it_is_recorded():
-    """A backward node that waits for others computes only where one of its operators runs."""
+    """A backward node that waits for other ranks computes only while one of its operators runs."""
     events = [
         step(5, 0, 1_000),
         waiting(0, 100),
-        event("aten::stack", 20, 60),  # the batch is put together in this process
+        event("aten::stack", 20, 60),  # the batch is collated in this process
         event("DistributedDataParallel.forward", 100, 300, "user_annotation"),
         event("aten::linear", 100, 200),
         event("aten::addmm", 110, 190),

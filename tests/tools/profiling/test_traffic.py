@@ -1,4 +1,4 @@
-"""Formulas of bytes against what is counted at the calls."""
+"""The formulas against bytes counted at the calls."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from open_clip.loss import SigLipLoss
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fastclip import ALGORITHMS, GlobalContrastiveLoss
+from fastclip.errors import InputError
 from fastclip.tools.profiling.collectives import bytes_sent
 from fastclip.tools.profiling.traffic import all_gather, all_reduce, buckets, step_traffic
 
@@ -24,13 +25,13 @@ CASES = {
 OURS = [name for name, row in ALGORITHMS.items() if not row.peer]
 
 
-def sent(algorithm, workers=4, local_batch=8, features=16, trained_bytes=0, **options):
-    sizes = {"workers": workers, "local_batch": local_batch, "features": features}
+def sent(algorithm, ranks=4, local_batch=8, features=16, trained_bytes=0, **options):
+    sizes = {"workers": ranks, "local_batch": local_batch, "features": features}
     return step_traffic(algorithm, **sizes, trained_bytes=trained_bytes, **options)
 
 
 @pytest.fixture
-def four_workers():
+def four_ranks():
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     yield
     dist.destroy_process_group()
@@ -40,27 +41,27 @@ def unit_features(b, d):
     return tuple(F.normalize(torch.randn(b, d), dim=-1).requires_grad_() for _ in range(2))
 
 
-@pytest.mark.parametrize("workers", [4, 8])
+@pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("label", CASES)
-def test_formulas_give_the_counted_bytes(label, workers):
+def test_formulas_give_the_counted_bytes(label, ranks):
     figures = json.loads(COUNTED.read_text())["figures"]
     algorithm, wire = CASES[label]
-    found = sent(algorithm, workers, figures["local_batch"], figures["features"], wire_bytes=wire)
-    assert found.exchange == figures["cases"][f"K={workers}, {label}"]["bytes_sent"]
+    traffic = sent(algorithm, ranks, figures["local_batch"], figures["features"], wire_bytes=wire)
+    assert traffic.exchange == figures["cases"][f"K={ranks}, {label}"]["bytes_sent"]
 
 
 @pytest.mark.parametrize("algorithm", OURS)
-@pytest.mark.usefixtures("four_workers")
+@pytest.mark.usefixtures("four_ranks")
 def test_formulas_hold_for_each_of_our_algorithms(algorithm):
     loss, (image, text), index = GlobalContrastiveLoss(algorithm, 100), unit_features(8, 16), torch.arange(8)
-    loss(image, text, index)  # the first step also agrees on the batch
+    loss(image, text, index)  # the first step also compares batches
     counted = sum(bytes_sent(lambda: loss(image, text, index).value.backward()).values())
     assert sent(algorithm).exchange == counted
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5])
-def test_siglip_sends_texts_around_and_their_gradients_back(workers, monkeypatch):
-    dist.init_process_group("fake", rank=0, world_size=workers, store=FakeStore())
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_siglip_sends_texts_around_the_ring_and_their_gradients_back(ranks, monkeypatch):
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         posted = []
 
@@ -71,17 +72,16 @@ def test_siglip_sends_texts_around_and_their_gradients_back(workers, monkeypatch
         monkeypatch.setattr(dist, "batch_isend_irecv", post)
         image, text = unit_features(8, 16)
         scale, bias = (torch.tensor(x, requires_grad=True) for x in (10.0, -10.0))
-        SigLipLoss(rank=0, world_size=workers)(image, text, scale, bias).backward()
+        SigLipLoss(rank=0, world_size=ranks)(image, text, scale, bias).backward()
     finally:
         dist.destroy_process_group()
-    found = sent("siglip", workers)
-    assert found.features + found.feature_gradients == sum(posted)
+    traffic = sent("siglip", ranks)
+    assert traffic.features + traffic.feature_gradients == sum(posted)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_worker_alone_sends_nothing(algorithm):
-    found = sent(algorithm, workers=1, trained_bytes=1000)
-    assert found.total == 0
+def test_a_single_rank_sends_nothing(algorithm):
+    assert sent(algorithm, ranks=1, trained_bytes=1000).total == 0
 
 
 def test_weights_travel_twice_around_the_ring():
@@ -94,15 +94,19 @@ def test_only_the_peers_send_gradients_of_features():
         assert bool(sent(name).feature_gradients) == bool(row.peer)
 
 
-def test_a_short_wire_halves_the_features_of_our_losses_alone():
+def test_a_half_precision_wire_halves_the_features_of_our_losses_only():
     assert 2 * sent("fastclip-v3", wire_bytes=2).features == sent("fastclip-v3").features
     assert sent("openclip", wire_bytes=2) == sent("openclip")
 
 
-def test_gradients_go_in_a_small_bucket_and_then_in_larger_ones():
+def test_gradients_are_sent_in_a_small_bucket_and_then_in_larger_ones():
     assert [buckets(mib << 20) for mib in (0, 1, 2, 26, 27)] == [1, 1, 2, 2, 3]
 
 
-def test_no_workers_are_refused():
-    with pytest.raises(ValueError, match="workers=0 and local_batch=8 must be at least 1"):
-        sent("openclip", workers=0)
+@pytest.mark.parametrize(
+    ("sizes", "argument"), [({"ranks": 0}, "workers"), ({"local_batch": 0}, "local_batch")]
+)
+def test_sizes_below_one_are_refused(sizes, argument):
+    with pytest.raises(InputError) as caught:
+        sent("openclip", **sizes)
+    assert caught.value.argument == argument

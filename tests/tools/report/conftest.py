@@ -1,4 +1,4 @@
-"""A run that most tests of pages begin with."""
+"""A finished run, and pages without plots."""
 
 from copy import deepcopy
 
@@ -15,5 +15,11 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def run(finished):
-    """A finished run of fastclip-v3, to be changed."""
+    """A finished run of fastclip-v3 that a test may change."""
     return deepcopy(finished)
+
+
+@pytest.fixture
+def _quick_plots(monkeypatch):
+    """Drawing takes most of a page's time, and plots have their own tests."""
+    monkeypatch.setattr("fastclip.tools.report.output.draw", lambda curve: "<svg></svg>")

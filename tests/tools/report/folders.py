@@ -1,4 +1,4 @@
-"""Run folders made by hand: what a run would have written, without training."""
+"""Synthetic run folders: the files that training would have written."""
 
 import json
 from functools import cache
@@ -16,7 +16,7 @@ VERSIONS = {"fastclip": "0.0.test", "torch": "9.9", "python": "3.99"}
 
 
 def make_run(folder, algorithm="fastclip-v3", steps=TOTAL, saved=None, evaluated=True, **options):
-    """A run that is `steps` steps far, with a record every 5, an evaluation every 10, and a checkpoint."""
+    """A run at step `steps`: a record every 5 steps, an evaluation every 10, and a checkpoint at `saved`."""
     folder.mkdir(parents=True, exist_ok=True)
     options = {"algorithm": algorithm, "batch.size": BATCH, "epochs": EPOCHS, **options}
     options["out"] = folder
@@ -44,12 +44,12 @@ def make_run(folder, algorithm="fastclip-v3", steps=TOTAL, saved=None, evaluated
 
 
 @cache
-def _config(words):
-    return resolve(parse(["--config", "scenes", *words]))
+def _config(arguments):
+    return resolve(parse(["--config", "scenes", *arguments]))
 
 
 def record(step, peer=False):
-    found = {
+    values = {
         "step": step,
         "epoch": step * BATCH / PAIRS,
         "samples": step * BATCH,
@@ -62,9 +62,9 @@ def record(step, peer=False):
         "time": {"elapsed": 2.0 * step, "samples_per_second": 30 + step, "data_wait": 0.1, "step": 2.0},
     }
     if not peer:
-        found |= {"radius": step / 20, "gamma": 0.2, "tau_lr": 1e-3, "unvisited": max(0.0, 1 - step / 10)}
-        found |= {"log_u_q05": -3.0, "log_u_q50": -2.0, "log_u_q95": -0.5, "max_weight": 1.0}
-    return found
+        values |= {"radius": step / 20, "gamma": 0.2, "tau_lr": 1e-3, "unvisited": max(0.0, 1 - step / 10)}
+        values |= {"log_u_q05": -3.0, "log_u_q50": -2.0, "log_u_q95": -0.5, "max_weight": 1.0}
+    return values
 
 
 def evaluation(step):
@@ -79,7 +79,7 @@ def evaluation(step):
 
 
 def write_results(folder, *results):
-    """Lines of `fastclip eval`: dicts, or bytes as they are."""
+    """Write results of `fastclip eval`: dicts, or bytes as they are."""
     (folder / "evaluation").mkdir(exist_ok=True)
     lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in results]
     (folder / "evaluation" / "results.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))

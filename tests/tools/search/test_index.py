@@ -1,9 +1,10 @@
-"""Pictures by words and by pictures; an index beside the run that knows when it is out of date."""
+"""Search by text and by image; the index in the run's folder is rebuilt when it is out of date."""
 
 import io
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from PIL import Image
 
 from fastclip.cli import main
 from fastclip.data.contact_sheet import CELL, TEXT
+from fastclip.errors import InputError, OptionError, PathError
 from fastclip.evaluation.features import Encoder
 from fastclip.run.load import load
-from fastclip.tools.search import index as search_module
 from fastclip.tools.search.index import Index, list_pictures
+from fastclip.tools.search.search_command import search
 from tests.data.collections import write_shards, write_tar
 from tests.evaluation import replica
 
@@ -34,50 +36,51 @@ def run(trained, tmp_path):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Eight pictures in a folder and in folders within, one in a tar; one file is broken, one no picture."""
+    """Eight images in a folder and its subfolders, one in a tar; a damaged image and a text file."""
     folder = tmp_path / "photos"
     (folder / "deep" / "er").mkdir(parents=True)
     for i in range(8):
         place = (folder, folder / "deep", folder / "deep" / "er")[i % 3]
         (place / f"{i}.png").write_bytes(replica.png(i))
     write_tar(folder / "deep" / "more.tar", [("8.png", replica.png(8)), ("8.txt", b"eight")])
-    (folder / "broken.jpg").write_bytes(b"\xff\xd8 and no more")
-    (folder / "notes.txt").write_text("no picture")
+    (folder / "damaged.jpg").write_bytes(b"\xff\xd8 and no more")
+    (folder / "notes.txt").write_text("not an image")
     return folder
 
 
 @pytest.fixture
 def find(tmp_path, capsys, monkeypatch):
-    """Calls `fastclip search … --json` and gives its answer; with `fails`, its last line instead."""
+    """Runs `fastclip search … --json` and returns its output; with `fails`, the last line of stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words, fails=False):
+    def call(*arguments, fails=False):
         capsys.readouterr()
-        code = main(["search", *map(str, words), "--workers", "0", "--json"])
-        said = capsys.readouterr()
-        assert code == (1 if fails else 0), said.err
-        return said.err.splitlines()[-1] if fails else json.loads(said.out)
+        code = main(["search", *map(str, arguments), "--workers", "0", "--json"])
+        printed = capsys.readouterr()
+        assert code == (1 if fails else 0), printed.err
+        return printed.err.splitlines()[-1] if fails else json.loads(printed.out)
 
     return call
 
 
 @pytest.fixture
 def encoded(monkeypatch):
-    seen, original = [], Encoder.images
+    """The number of images in each call of the encoder."""
+    calls, original = [], Encoder.images
 
-    def spy(self, pictures, progress=None):
-        seen.append(len(pictures))
-        return original(self, pictures, progress)
+    def spy(self, images, progress=None):
+        calls.append(len(images))
+        return original(self, images, progress)
 
     monkeypatch.setattr(Encoder, "images", spy)
-    return seen
+    return calls
 
 
-def scores(answer):
-    return {match["name"]: match["score"] for match in answer["matches"]}
+def scores(output):
+    return {match["name"]: match["score"] for match in output["matches"]}
 
 
-def test_words_find_the_pictures_in_the_order_of_their_cosines(run, photos, find):
+def test_a_text_finds_images_in_the_order_of_their_cosines(run, photos, find):
     model = load(run)
     found = scores(find(run, photos, "a red heart", "--top", "20"))
     files = {f"{path.relative_to(photos)}": path for path in photos.rglob("*.png")}
@@ -87,38 +90,41 @@ def test_words_find_the_pictures_in_the_order_of_their_cosines(run, photos, find
     ).item()
     assert found == pytest.approx(expected, abs=1e-5)
     assert [*found] == sorted(expected, key=expected.get, reverse=True)
-    assert len(found) == 9  # the broken one is left out
+    assert len(found) == 9  # without the damaged one
 
 
-def test_a_picture_finds_itself_first(run, photos, find):
-    answer = find(run, photos, "--image", photos / "deep" / "4.png", "--top", "3")
-    assert answer["matches"][0]["name"] == "deep/4.png"
-    assert answer["matches"][0]["score"] == pytest.approx(1, abs=1e-5)
-    assert len(answer["matches"]) == 3
+def test_an_image_finds_itself_first(run, photos, find):
+    output = find(run, photos, "--image", photos / "deep" / "4.png", "--top", "3")
+    assert output["matches"][0]["name"] == "deep/4.png"
+    assert output["matches"][0]["score"] == pytest.approx(1, abs=1e-5)
+    assert len(output["matches"]) == 3
 
 
-def test_lines_for_a_person(run, photos, tmp_path, capsys, monkeypatch):
+def test_matches_are_printed_one_per_line_with_their_score(run, photos, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["search", str(run), str(photos), "a cat", "--top", "2", "--workers=0"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [len(line.split()) for line in lines[:2]] == [2, 2]
-    assert lines[2:] == ["contact sheet: found.png"]
+    matches = [line.split() for line in lines[:2]]
+    assert float(matches[0][0]) >= float(matches[1][0])
+    assert all(name.endswith(".png") for _, name in matches)
+    assert lines[2].endswith(" found.png")
+    assert len(lines) == 3
 
 
 def test_the_contact_sheet_shows_the_matches(run, photos, find):
-    answer = find(run, photos, "a cat", "--top", "8", "--sheet", "sheets/cats.png")
-    assert answer["sheet"] == "sheets/cats.png"
+    output = find(run, photos, "a cat", "--top", "8", "--sheet", "sheets/cats.png")
+    assert output["sheet"] == "sheets/cats.png"
     sheet = Image.open("sheets/cats.png")
     assert sheet.size == (6 * CELL, 2 * (CELL + TEXT))
-    best = Image.open(photos / answer["matches"][0]["name"]).convert("RGB")
+    best = Image.open(photos / output["matches"][0]["name"]).convert("RGB")
     assert best.size == (20, 18)
-    shown = sheet.crop((6, 13, 154, 146))  # the first cell, but for margins of 6 and 13 pixels
+    shown = sheet.crop((6, 13, 154, 146))  # the first cell without margins of 6 and 13 pixels
     assert np.array_equal(shown, best.resize((148, 133), Image.Resampling.BICUBIC))
     find(run, photos, "a cat", "--top", "2")
     assert Image.open("found.png").size == (2 * CELL, CELL + TEXT)
 
 
-def test_the_index_is_kept_beside_the_run(run, photos, find, encoded):
+def test_the_index_is_cached_in_the_run(run, photos, find, encoded):
     first = find(run, photos, "a cat")
     assert len(list((run / "search").glob("*.safetensors"))) == 1
     assert find(run, photos, "a cat") == first
@@ -127,19 +133,19 @@ def test_the_index_is_kept_beside_the_run(run, photos, find, encoded):
     assert encoded == [10]
 
 
-def change_a_picture(photos):
+def change_an_image(photos):
     (photos / "0.png").write_bytes(replica.png(77))
 
 
-def add_a_picture(photos):
+def add_an_image(photos):
     (photos / "new.png").write_bytes(replica.png(77))
 
 
-def remove_a_picture(photos):
+def remove_an_image(photos):
     (photos / "0.png").unlink()
 
 
-def rename_a_picture(photos):
+def rename_an_image(photos):
     (photos / "0.png").rename(photos / "z.png")
 
 
@@ -148,34 +154,34 @@ def change_a_tar(photos):
 
 
 @pytest.mark.parametrize(
-    "change", [change_a_picture, add_a_picture, remove_a_picture, rename_a_picture, change_a_tar]
+    "change", [change_an_image, add_an_image, remove_an_image, rename_an_image, change_a_tar]
 )
-def test_the_index_is_made_anew_when_a_file_changes(run, photos, find, encoded, change):
+def test_the_index_is_rebuilt_when_a_file_changes(run, photos, find, encoded, change):
     find(run, photos, "a cat")
     change(photos)
-    found = scores(find(run, photos, "a cat", "--top", "20"))
+    changed = scores(find(run, photos, "a cat", "--top", "20"))
     assert len(encoded) == 2
     shutil.rmtree(run / "search")
-    assert scores(find(run, photos, "a cat", "--top", "20")) == found
+    assert scores(find(run, photos, "a cat", "--top", "20")) == changed
     assert len(list((run / "search").iterdir())) == 1
 
 
-def test_the_index_is_made_anew_when_the_model_changes(run, photos, find, encoded, tmp_path):
+def test_the_index_is_rebuilt_when_the_model_changes(run, photos, find, encoded, tmp_path):
     before = find(run / "model", photos, "a cat")
-    assert not (run / "model" / "search").exists()  # an export holds nothing but the model
+    assert not (run / "model" / "search").exists()  # nothing is written into an export
     find(run / "model", photos, "a cat")
     assert encoded == [10]
     other = replica.tiny_export(tmp_path / "other", seed=1)
     assert scores(find(other, photos, "a cat")) != scores(before)
     find(run / "model", photos, "a cat")
-    assert encoded == [10, 10]  # each model has its own
+    assert encoded == [10, 10]  # each model has its own index
     shutil.rmtree(run / "model")
     shutil.copytree(other, run / "model")
     find(run / "model", photos, "a cat")
     assert encoded == [10, 10, 10]
 
 
-def test_a_broken_index_is_made_anew(run, photos, find, encoded):
+def test_a_damaged_index_is_rebuilt(run, photos, find, encoded):
     first = find(run, photos, "a cat")
     (file,) = (run / "search").iterdir()
     file.write_bytes(file.read_bytes()[:100])
@@ -183,7 +189,7 @@ def test_a_broken_index_is_made_anew(run, photos, find, encoded):
     assert len(encoded) == 2
 
 
-def test_pairs_and_shards_are_searched_too(run, tmp_path, find):
+def test_pairs_and_shards_can_be_searched(run, tmp_path, find):
     shards = write_shards(tmp_path / "shards", 6, 2)
     of_folder = scores(find(run, shards, "a cat"))
     assert {name.split("/")[0] for name in of_folder} == {"00000.tar", "00001.tar"}
@@ -196,7 +202,7 @@ def test_pairs_and_shards_are_searched_too(run, tmp_path, find):
     assert {os.path.basename(name) for name in of_table} == {"0.png", "1.png", "2.png"}
 
 
-def test_a_changed_picture_of_a_table_changes_what_is_kept(tmp_path):
+def test_a_changed_image_of_a_table_changes_the_fingerprint(tmp_path):
     (tmp_path / "0.png").write_bytes(replica.png(0))
     (tmp_path / "pairs.csv").write_text("filepath,title\n0.png,a\n")
     before = list_pictures(str(tmp_path / "pairs.csv")).fingerprint
@@ -204,15 +210,15 @@ def test_a_changed_picture_of_a_table_changes_what_is_kept(tmp_path):
     assert list_pictures(str(tmp_path / "pairs.csv")).fingerprint != before
 
 
-def test_a_damaged_tar_is_told_and_its_first_pictures_are_used(tmp_path, caplog):
+def test_a_damaged_tar_is_reported_and_its_first_images_are_used(tmp_path, caplog):
     shards = write_shards(tmp_path / "shards", 6, 1)
     os.truncate(shards / "00000.tar", (shards / "00000.tar").stat().st_size // 2)
-    pictures = list_pictures(str(shards))
-    assert 0 < len(pictures) < 6
-    assert "the pictures before it are used" in caplog.text
+    assert 0 < len(list_pictures(str(shards))) < 6
+    (record,) = caplog.records
+    assert (record.levelname, record.args[0]) == ("WARNING", shards / "00000.tar")
 
 
-def test_equal_scores_keep_the_order_of_the_pictures(run, tmp_path):
+def test_ties_keep_the_order_of_the_images(run, tmp_path):
     (tmp_path / "same").mkdir()
     for name in "dbca":
         (tmp_path / "same" / f"{name}.png").write_bytes(replica.png(1))
@@ -222,50 +228,77 @@ def test_equal_scores_keep_the_order_of_the_pictures(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "facts"),
     [
-        (["a cat", "--top", "0"], "--top 0 must be at least 1; try 12."),
-        ([], "Give words, as in"),
-        ([" "], "Give words, as in"),
-        (["a cat", "--image", "photos/0.png"], "Give words, as in"),
-        (["--image", "nowhere.png"], "--image nowhere.png is not a file."),
-        (["--image", "photos/broken.jpg"], "photos/broken.jpg cannot be used: damaged JPEG."),
+        (["a cat", "--top", "0"], ["top=0", "12"]),
+        ([], ["--image"]),
+        ([" "], ["--image"]),
+        (["a cat", "--image", "photos/0.png"], ["--image"]),
+        (["--image", "nowhere.png"], ["image=nowhere.png"]),
+        (["--image", "photos/damaged.jpg"], ["photos/damaged.jpg"]),
     ],
 )
-def test_bad_input_is_one_line(run, photos, find, words, message):
-    assert message in find(run, photos, *words, fails=True)
+def test_an_error_is_one_line_on_stderr(run, photos, find, arguments, facts):
+    line = find(run, photos, *arguments, fails=True)
+    assert all(fact in line for fact in facts)
 
 
-def test_a_place_without_pictures_is_told_before_a_model_is_loaded(run, tmp_path, find, monkeypatch):
-    monkeypatch.setattr(search_module, "load", None)
+@pytest.mark.parametrize(
+    ("arguments", "option", "value"),
+    [
+        ({"text": "a cat", "top": 0}, "top", 0),
+        ({"image": Path("nowhere.png")}, "image", Path("nowhere.png")),
+    ],
+)
+def test_invalid_options_are_rejected(run, photos, arguments, option, value):
+    with pytest.raises(OptionError) as caught:
+        search(str(run), str(photos), **arguments)
+    assert (caught.value.option, caught.value.value) == (option, value)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"text": " "}, {"text": "a cat", "image": Path("0.png")}])
+def test_either_a_text_or_an_image_is_required(run, photos, arguments):
+    with pytest.raises(InputError) as caught:
+        search(str(run), str(photos), **arguments)
+    assert caught.value.argument == "text"
+
+
+def test_missing_images_are_reported_before_a_model_is_loaded(tmp_path, find):
+    """The model does not exist either, which would be the error if it were loaded first."""
     (tmp_path / "empty").mkdir()
-    (tmp_path / "words").mkdir()
-    write_tar(tmp_path / "words" / "0.tar", [("a.txt", b"a")])
-    assert "empty holds no tar shards, no tables and no images" in find(run, "empty", "a cat", fails=True)
-    assert "nowhere does not exist" in find(run, "nowhere", "a cat", fails=True)
-    assert "words/0.tar holds no pictures (jpg, jpeg, png, webp)." in find(run, "words", "a cat", fails=True)
+    (tmp_path / "texts").mkdir()
+    write_tar(tmp_path / "texts" / "0.tar", [("a.txt", b"a")])
+    for images in ("empty", "no_images", "texts/0.tar"):
+        line = find("no_model", images, "a cat", fails=True)
+        assert images in line
+        assert "no_model" not in line
+    with pytest.raises(PathError) as caught:
+        list_pictures("texts")
+    assert caught.value.path == "texts/0.tar"
 
 
-def test_only_broken_pictures_are_an_error(run, tmp_path, find):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "a.png").write_bytes(b"junk")
-    assert "None of the 1 images" in find(run, "broken", "a cat", fails=True)
+def test_only_damaged_images_are_an_error(run, tmp_path, find):
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "a.png").write_bytes(b"junk")
+    line = find(run, "damaged", "a cat", fails=True)
+    assert "a.png" in line
+    assert "1 images" in line
 
 
-def test_captions_are_found_for_a_picture_wherever_they_stand(run, photos, tmp_path):
+def test_captions_are_found_beside_images_and_in_tars(run, photos, tmp_path):
     (photos / "0.txt").write_text("zero\n  nought \n\n")
     index = Index.open(str(run), str(photos), workers=0)
-    assert set(index.captions) == {"zero", "nought", "eight"}  # a file beside it, and one in the tar
-    found = index.captions_for(photos / "0.png", 2)
+    assert set(index.captions) == {"zero", "nought", "eight"}  # in a file beside the image, and in the tar
+    matches = index.captions_for(photos / "0.png", 2)
     expected = index.model.similarity(photos / "0.png", index.captions)[0]
-    assert [match.score for match in found] == pytest.approx(
+    assert [match.score for match in matches] == pytest.approx(
         expected.sort(descending=True).values[:2].tolist()
     )
-    assert found[0].text == index.captions[expected.argmax()]
+    assert matches[0].text == index.captions[expected.argmax()]
 
 
-def test_captions_come_from_tables_too(run, tmp_path):
-    folder = tmp_path / "told"
+def test_captions_are_found_in_tables(run, tmp_path):
+    folder = tmp_path / "captioned"
     folder.mkdir()
     for i in range(3):
         (folder / f"{i}.png").write_bytes(replica.png(i))
@@ -277,7 +310,7 @@ def test_captions_come_from_tables_too(run, tmp_path):
     assert Index.open(str(run), str(folder / "pairs.csv"), workers=0).captions == ["nothing", "two"]
 
 
-def test_pictures_without_captions_have_none(run, tmp_path):
+def test_images_without_captions_have_no_matching_captions(run, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "0.png").write_bytes(replica.png(0))
     index = Index.open(str(run), str(tmp_path / "bare"), workers=0)
@@ -285,7 +318,7 @@ def test_pictures_without_captions_have_none(run, tmp_path):
     assert index.captions_for(tmp_path / "bare" / "0.png", 5) == []
 
 
-def test_a_table_without_captions_does_not_keep_pictures_from_being_searched(run, tmp_path):
+def test_images_beside_a_table_without_captions_can_be_searched(run, tmp_path):
     folder = tmp_path / "labelled"
     folder.mkdir()
     (folder / "0.png").write_bytes(replica.png(0))

@@ -1,7 +1,7 @@
-"""`fastclip` forked from a process that has imported torch: real runs for studies that start at once.
+"""`fastclip` forked from a process that has imported torch: real runs for studies that start immediately.
 
-As a program it asks a server, which `serve` starts, for a process with its words, its folder, its environment
-and its output, hands on SIGTERM, and ends with that process' exit code.
+As a program it requests a process from the server that `serve` starts, with its own arguments, folder,
+environment and output; it forwards SIGTERM, and exits with that process' exit code.
 """
 
 import json
@@ -20,8 +20,8 @@ PROGRAM = (sys.executable, __file__)
 
 @contextmanager
 def serve(path):
-    """A server at this path; what is started inside finds it by the environment."""
-    from tests.workers import CONTEXT
+    """A server at this path; programs started inside find it by the environment."""
+    from tests.ranks import CONTEXT
 
     server = CONTEXT.Process(target=_serve, args=(str(path),))
     server.start()
@@ -52,32 +52,32 @@ def _serve(path):
 
 
 def _answer(connection):
-    asked, outputs, _, _ = socket.recv_fds(connection, 1 << 20, 2)
+    request, outputs, _, _ = socket.recv_fds(connection, 1 << 20, 2)
     child = os.fork()
     if child == 0:
         connection.close()
-        _become(json.loads(asked), outputs)
+        _become(json.loads(request), outputs)
     connection.sendall(f"{child}\n".encode())
     _, status = os.waitpid(child, 0)
     connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     os._exit(0)
 
 
-def _become(asked, outputs):
+def _become(request, outputs):
     from fastclip.cli import main
 
     os.setpgrp()
-    multiprocessing.set_start_method("fork", force=True)  # or data workers would import torch again
-    os.chdir(asked["folder"])
+    multiprocessing.set_start_method("fork", force=True)  # or loader workers would import torch again
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(request["environment"])
     for number, output in enumerate(outputs, start=1):
         os.dup2(output, number)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 1
     try:
-        code = main(asked["words"])
+        code = main(request["arguments"])
     except SystemExit as ended:
         code = ended.code
     except BaseException:
@@ -87,11 +87,11 @@ def _become(asked, outputs):
         os._exit(code)
 
 
-def _ask(words):
-    asked = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+def _request(arguments):
+    request = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[VARIABLE])
-        socket.send_fds(connection, [json.dumps(asked).encode()], [1, 2])
+        socket.send_fds(connection, [json.dumps(request).encode()], [1, 2])
         answers = connection.makefile()
         child = int(answers.readline())
         signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
@@ -99,5 +99,5 @@ def _ask(words):
 
 
 if __name__ == "__main__":
-    code = _ask(sys.argv[1:])
+    code = _request(sys.argv[1:])
     sys.exit(code if code >= 0 else 128 - code)

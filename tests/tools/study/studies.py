@@ -1,4 +1,4 @@
-"""Studies made by hand: what `fastclip compare` would have written, without training."""
+"""Hand-made studies: the files that `fastclip compare` would have written, without training."""
 
 import json
 
@@ -7,7 +7,7 @@ from fastclip.tools.study.folder import run_folder
 from fastclip.tools.study.study_state import read_study
 
 PAIRS, BATCH = 640, 64
-SCORES = {  # of a task of each group of the emoji suite
+SCORES = {  # one task per group of the emoji suite
     "twemoji_retrieval": ("retrieval", "mean_recall@1"),
     "twemoji_words": ("classification", "acc1"),
     "hard_twemoji_categories": ("classification", "acc1"),
@@ -16,14 +16,14 @@ GAIN = {"openclip": 0.0, "fastclip-v3": 0.1}
 
 
 def value_of(arm, seed, task=0):
-    """What an arm's run scores: the algorithm counts, a little of the batch, and the seed."""
+    """The score of a run: it depends on the algorithm, a little on the batch, and on the seed."""
     batch = arm.values.get("batch.size", BATCH)
     jitter = (0.0, 0.02, 0.01)[seed % 3]
     return 0.3 + GAIN.get(arm.values.get("algorithm"), 0.05) + batch / 10_000 + jitter + 0.05 * task
 
 
 def make_study(folder, done=None, **settings):
-    """All runs done, or those for which done(arm, seed) says so; the settings are those of study.yaml."""
+    """A study in which all runs are done, or those with done(arm, seed); the settings go to study.yaml."""
     study = Study(
         **{
             "config": "scenes",
@@ -44,7 +44,7 @@ def make_study(folder, done=None, **settings):
 
 
 def make_finished_run(folder, arm, seed, steps=40):
-    """Evaluated every 10 steps, with a clock every 10; each task scored once."""
+    """Logged and evaluated every 10 steps; each task is scored once."""
     checkpoint = folder / "checkpoints" / f"step-{steps:08d}"
     checkpoint.mkdir(parents=True)
     config = {"epochs": steps * BATCH / PAIRS, "batch": {"size": BATCH}}
@@ -66,7 +66,7 @@ def make_finished_run(folder, arm, seed, steps=40):
 
 
 def write_results(folder, arm, seed, tasks=tuple(SCORES)):
-    """As `fastclip eval` leaves them."""
+    """Scores as `fastclip eval` writes them."""
     (folder / "evaluation").mkdir(exist_ok=True)
     results = []
     for number, (task, (kind, measure)) in enumerate(SCORES.items()):

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastclip.config.renamed import RENAMED
 from fastclip.tools.study.arms import (
     Arm,
     find_baselines,
     grid,
     identity,
     name_arms,
-    number_or_as_it_is,
+    parse_number,
     shown,
     slug,
 )
@@ -37,16 +38,23 @@ ARMS = st.lists(
 )
 
 
-def test_names_say_what_varies():
+def test_names_contain_the_varied_values():
     assert slug({"algorithm": "openclip", "batch.size": 32}) == "openclip-b32"
     assert (
         slug({"algorithm": "fastclip-v3", "optim.lr": 1e-5, "loss.tau": 0.1}) == "fastclip-v3-lr1e-5-tau0.1"
     )
-    assert slug({"evaluate.every_epochs": 2.0}) == "evaluate.every2.0"  # log.every_steps is another
+    assert slug({"data.timeout": 2.0}) == "data.timeout2.0"  # there is another timeout
     assert slug({"data.keep_decoded": True}) == "keep_decodedtrue"
 
 
-def test_a_name_with_replaced_signs_has_a_hash():
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_renamed_option_keeps_its_label_for_existing_folders(old):
+    before = {"log.every": "log.every", "evaluate.every": "evaluate.every",
+              "checkpoint.minutes": "minutes", "checkpoint.steps": "steps"}  # fmt: skip
+    assert slug({RENAMED[old]: 2.0}) == f"{before[old]}2.0"
+
+
+def test_a_name_with_replaced_characters_has_a_hash():
     one, other = slug({"data.train": "a/b"}), slug({"data.train": "a*b"})
     assert one != other
     assert one.startswith("traina_b-")
@@ -91,15 +99,15 @@ def test_the_last_option_changes_fastest():
     assert [tuple(arm.values()) for arm in arms] == [("a", 16), ("a", 64), ("b", 16), ("b", 64)]
 
 
-def test_numbers_that_yaml_takes_for_text_are_numbers():
-    assert number_or_as_it_is("5e-4") == 5e-4
-    assert number_or_as_it_is("64") == 64
-    assert isinstance(number_or_as_it_is("64"), int)
-    assert number_or_as_it_is("fastclip-v3") == "fastclip-v3"
-    assert number_or_as_it_is("nan") == "nan"
+def test_strings_that_are_numbers_are_parsed():
+    assert parse_number("5e-4") == 5e-4
+    assert parse_number("64") == 64
+    assert isinstance(parse_number("64"), int)
+    assert parse_number("fastclip-v3") == "fastclip-v3"
+    assert parse_number("nan") == "nan"
 
 
-def test_baselines_match_on_all_of_their_other_values():
+def test_baselines_match_in_all_their_other_values():
     arms = [
         Arm("a", {"algorithm": "openclip", "batch.size": 1}),
         Arm("b", {"algorithm": "mbcl", "batch.size": 1, "loss.tau": 0.1}),
@@ -111,7 +119,7 @@ def test_baselines_match_on_all_of_their_other_values():
     assert found == {"a": None, "b": "a", "c": None, "d": "a", "e": None}
 
 
-def test_of_several_baselines_that_fit_the_closest_is_taken():
+def test_the_closest_of_several_matching_baselines_is_taken():
     arms = [
         Arm("a", {"algorithm": "openclip"}),
         Arm("b", {"algorithm": "openclip", "batch.size": 1}),
@@ -125,5 +133,5 @@ def test_of_several_baselines_that_fit_the_closest_is_taken():
 @pytest.mark.parametrize(
     ("value", "text"), [(5e-4, "0.0005"), (1e-5, "1e-5"), (True, "true"), (None, "null"), ([1, 2], "[1, 2]")]
 )
-def test_values_are_shown_as_people_write_them(value, text):
+def test_values_are_shown_in_their_usual_notation(value, text):
     assert shown(value) == text

@@ -1,4 +1,4 @@
-"""How far a run is follows from its newest whole checkpoint, its model, its scores and its last failure."""
+"""The state of a run follows from its newest complete checkpoint, model, scores and last failure."""
 
 import json
 
@@ -18,7 +18,7 @@ def save(folder, step=30, **metadata):
 
 @pytest.fixture
 def run(tmp_path):
-    """Trained, but not scored."""
+    """A run that is trained but not scored."""
     save(tmp_path / "run")
     (tmp_path / "run" / "model").mkdir()
     return tmp_path / "run"
@@ -30,7 +30,7 @@ def failure(tmp_path):
     return tmp_path / "run.failed"
 
 
-def test_half_a_checkpoint_is_none(run):
+def test_an_incomplete_checkpoint_does_not_count(run):
     assert is_trained(run)
     (run / "checkpoints" / "step-00000030").rename(run / "checkpoints" / "step-00000030.part")
     assert not is_trained(run)
@@ -44,10 +44,10 @@ def test_a_failure_counts_until_the_run_is_done(run, failure):
     assert state_of_run(run, failure, tests=True) == ("done", "")
 
 
-def test_a_broken_checkpoint_is_told_unless_a_failure_says_more(run, failure):
+def test_a_damaged_checkpoint_is_reported_unless_there_is_a_failure(run, failure):
     (run / "checkpoints" / "step-00000030" / "state.json").write_text("{")
     assert state_of_run(run, failure) == ("failed", "out of memory")
     failure.unlink()
     state, error = state_of_run(run, failure)
     assert state == "unfinished"
-    assert "step-00000030/state.json cannot be read" in error
+    assert str(run / "checkpoints" / "step-00000030" / "state.json") in error

@@ -1,4 +1,4 @@
-"""Courses have the clock of their records; efforts are those of plain loops."""
+"""Learning curves take the clock of their records; effort equals that of a plain loop."""
 
 from math import inf, nan
 
@@ -17,7 +17,7 @@ from fastclip.tools.study.learning_curves import (
 )
 from tests.tools.study.studies import make_study, read_study
 
-COURSE = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run(tmp_path):
     return read_run(read_study(study).runs[0].folder, settings=False)
 
 
-def course(scores, seconds=2.0, every=100):
+def curve(scores, seconds=2.0, every=100):
     return [Point(every * i, seconds * i, score) for i, score in enumerate(scores)]
 
 
@@ -38,7 +38,7 @@ def test_points_have_the_clock_of_the_first_record_at_or_after_them(run):
     assert points(run, "unknown") == []
 
 
-def test_runs_are_compared_by_the_usual_measures_or_by_any(run):
+def test_runs_are_compared_by_the_usual_metrics_or_by_any(run):
     run.evaluations[0]["evaluation"] = {"words/acc1": 0.5, "tasks_mean": 0.5}
     assert measured([run]) == ["words/acc1", "tasks_mean", "mean_recall@1"]
     assert main_measures([run]) == ["mean_recall@1", "tasks_mean"]
@@ -48,37 +48,37 @@ def test_runs_are_compared_by_the_usual_measures_or_by_any(run):
     assert main_measures([]) == []
 
 
-def test_the_first_evaluation_that_reaches_a_score_counts_and_nothing_between_two():
-    found = course([0.0, 0.2, 0.4, 0.3, 0.6])
+def test_the_first_evaluation_that_reaches_a_score_counts_without_interpolation():
+    found = curve([0.0, 0.2, 0.4, 0.3, 0.6])
     assert first_reaching(found, 0.21).samples == 200
     assert first_reaching(found, 0.2).samples == 100
     assert first_reaching(found, 0.61) is None
 
 
-@given(COURSE, st.floats(0, 1))
-def test_reaching_is_that_of_a_plain_loop_in_any_order(scores, target):
+@given(SCORES, st.floats(0, 1))
+def test_first_reaching_equals_a_plain_loop_in_any_order(scores, target):
     expected = None
     for number, score in enumerate(scores):
         if score >= target:
             expected = 100 * number
             break
-    found = first_reaching(course(scores)[::-1], target)
+    found = first_reaching(curve(scores)[::-1], target)
     assert (found and found.samples) == expected
 
 
-def test_effort_is_a_share_of_the_baselines_own():
-    baseline = course([0.0, 0.1, 0.2, 0.3, 0.4])
-    quick = course([0.0, 0.3, 0.5], seconds=3.0)
+def test_effort_is_relative_to_the_baseline():
+    baseline = curve([0.0, 0.1, 0.2, 0.3, 0.4])
+    quick = curve([0.0, 0.3, 0.5], seconds=3.0)
     assert effort_to_match(quick, baseline) == (0.5, 0.75)
 
 
-def test_a_baseline_that_had_its_score_before_its_end_is_not_counted_to_its_end():
-    assert effort_to_match(course([0.0, 0.4]), course([0.0, 0.4, 0.5, 0.4])) == (1.0, 1.0)
+def test_a_baseline_counts_up_to_its_first_evaluation_at_its_final_score():
+    assert effort_to_match(curve([0.0, 0.4]), curve([0.0, 0.4, 0.5, 0.4])) == (1.0, 1.0)
 
 
-def test_effort_without_a_clock_has_samples_only():
+def test_effort_without_a_clock_has_only_samples():
     arm = [Point(100, None, 0.5)]
-    assert effort_to_match(arm, course([0.0, 0.1, 0.2])) == (0.5, None)
+    assert effort_to_match(arm, curve([0.0, 0.1, 0.2])) == (0.5, None)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_effort_without_a_clock_has_samples_only():
         ([], [0.0, 0.1]),
     ],
 )
-def test_what_is_never_reached_or_never_trained_for_has_no_effort(arm, baseline):
-    assert effort_to_match(course(arm), course(baseline)) is None
+def test_a_score_that_is_never_reached_or_needs_no_training_has_no_effort(arm, baseline):
+    assert effort_to_match(curve(arm), curve(baseline)) is None
 
 
-@given(COURSE)
-def test_a_run_takes_as_long_as_itself(scores):
-    found = effort_to_match(course(scores), course(scores))
+@given(SCORES)
+def test_a_run_has_an_effort_of_one_relative_to_itself(scores):
+    found = effort_to_match(curve(scores), curve(scores))
     assert found is None or found == (1.0, 1.0)

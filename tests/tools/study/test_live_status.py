@@ -1,4 +1,4 @@
-"""What is told of a study while it runs."""
+"""What is shown of a study while it runs."""
 
 import io
 import json
@@ -7,17 +7,24 @@ import pytest
 from rich.console import Console
 
 from fastclip.tools.study.live_status import LiveStatus
-from tests.terminals import on_terminal
+from tests.terminals import Terminal
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
 
 
 @pytest.fixture
-def status(monkeypatch):
-    """With a clock of its own, `now`."""
-    monkeypatch.setattr(LiveStatus, "now", 100.0, raising=False)
-    status = LiveStatus.__new__(LiveStatus)
-    monkeypatch.setattr("fastclip.terminal.time.monotonic", lambda: status.now)
-    status.__init__(["a", "b", "c", "d"], at_once=2)
-    return status
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def status(clock):
+    return LiveStatus(["a", "b", "c", "d"], at_once=2, clock=clock)
 
 
 def write(folder, *records):
@@ -41,29 +48,35 @@ def test_a_pipe_gets_a_line_for_each_event(tmp_path, status, capsys):
         status.started("c", write(tmp_path / "c", (7, 1.0)), 4)
         status.done("b", seconds=130)
         status.failed("c", ["no memory", "(exit code 1)"])
-    out, told = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert not out
-    assert told.splitlines() == [
-        "started b", "started c, goes on after step 7", "done b, after 2 min 10 s",
-        "failed c:", "  no memory", "  (exit code 1)",
-    ]  # fmt: skip
+    started, resumed, done, *failed = err.splitlines()
+    assert started == "started b"
+    assert resumed.split()[:2] == ["started", "c,"]
+    assert resumed.endswith("step 7")
+    assert done.startswith("done b")
+    assert done.endswith("2 min 10 s")
+    assert failed == ["failed c:", "  no memory", "  (exit code 1)"]
 
 
-def test_a_line_now_and_then_says_how_far_it_is(tmp_path, status, capsys):
+def test_a_pipe_gets_a_line_about_progress_at_intervals(tmp_path, status, clock, capsys):
     with status:
         status.started("a", write(tmp_path / "a", (10, 1.0)), 4)
-        status.now += 30
+        clock.now += 30
         status.refresh()
         write(tmp_path / "a", (10, 1.0), (20, 2.0))
-        status.now += 70
+        clock.now += 70
         status.refresh()
         status.refresh()
-    told = capsys.readouterr().err.splitlines()[1:]
-    # a quarter took 100 s: another 200 s for this run; and 3 runs of 400 s two at once
-    assert told == ["0 of 4 runs done; running: a 50%; about 11 min 40 s left"]
+    (line,) = capsys.readouterr().err.splitlines()[1:]
+    assert "0 of 4 runs" in line
+    assert "a 50%" in line
+    assert (
+        "11 min 40 s" in line
+    )  # a quarter took 100 s: 200 s more for this run, and 3 of 400 s two at a time
 
 
-def test_a_terminal_gets_a_table_of_what_runs(tmp_path, status):
+def test_a_terminal_gets_a_table_of_running_runs(tmp_path, status):
     status.done("d", seconds=None)
     status.started("a", write(tmp_path / "a", (1500, 2.0)), 4)
     text = drawn(status)
@@ -78,19 +91,17 @@ def test_a_terminal_gets_a_table_of_what_runs(tmp_path, status):
     assert "step 1,500" not in text
 
 
-def test_a_terminal_shows_the_bars_in_place_and_failures_above(tmp_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("fastclip.terminal.time.monotonic", lambda: now[0])
-    shown = on_terminal(monkeypatch, width=100)
-    names = [f"[{i}]" for i in range(20)]
-    with LiveStatus(names, at_once=15) as status:
+def test_a_terminal_shows_the_bars_in_place_and_failures_above(tmp_path, clock):
+    terminal, names = Terminal(), [f"[{i}]" for i in range(20)]
+    target = Console(file=terminal, width=100, height=50, force_terminal=True, force_interactive=True)
+    with LiveStatus(names, at_once=15, target=target, clock=clock) as status:
         status.failed("[0]", ["no memory"])
         for name in names[1:15]:
             status.started(name, tmp_path / name, 4)
         for name in names[1:15]:
             write(tmp_path / name, (10, 1.0))
         status.scoring("[2]")
-        now[0] += 100
+        clock.now += 100
         status.refresh()
         text = drawn(status)
         assert "and 2 more" in text
@@ -102,29 +113,25 @@ def test_a_terminal_shows_the_bars_in_place_and_failures_above(tmp_path, monkeyp
         assert lines["[2]"].rstrip().endswith("scoring")
         status.done("[1]", seconds=100)
         assert "[1]" not in drawn(status)
-    sent = shown.getvalue()
+    sent = terminal.getvalue()
     assert "failed [0]:\n  no memory" in sent
     assert "started" not in sent
     assert "step 10" in sent
 
 
-def test_metrics_that_are_broken_or_missing_count_as_nothing(tmp_path, status):
+def test_damaged_or_missing_metrics_count_as_step_0(tmp_path, status):
     (tmp_path / "metrics.jsonl").write_text('[]\n{"step": "x"}\nnull')
     status.started("a", tmp_path, 4)
     status.started("b", tmp_path / "nowhere", 4)
     assert "step 0" in drawn(status)
 
 
-def test_a_terminal_that_is_gone_stops_nothing(status, monkeypatch):
-    class Gone:
+def test_a_closed_terminal_raises_no_error():
+    class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
 
-        def isatty(self):
-            return False
-
-    monkeypatch.setattr("sys.stderr", Gone())
-    with status:
-        status.message("to nobody")
-        status.failed("a", ["to nobody"])
+    with LiveStatus(["a"], at_once=1, target=Console(file=Closed())) as status:
+        status.message("lost")
+        status.failed("a", ["lost"])
     assert status.rows["a"].state == "failed"

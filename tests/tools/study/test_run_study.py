@@ -1,4 +1,4 @@
-"""A study from its plan to its end, with real runs: killed and gone on with, it is the same."""
+"""Whole studies, also with real runs: killed and continued, the results are the same."""
 
 import json
 import os
@@ -9,29 +9,31 @@ import time
 
 import pytest
 
+from fastclip.tools.study.check_study import ArmError
 from fastclip.tools.study.definition import Study
 from fastclip.tools.study.jobs import PROGRAM
 from fastclip.tools.study.result_tables import study_tables
 from fastclip.tools.study.run_study import run_study
 from fastclip.tools.study.study_state import read_study
-from tests.tools.study import forked, pretender
+from tests.ranks import CONTEXT
+from tests.tools.study import fake_fastclip, forked
 from tests.tools.study.grids import calls, is_free, small_study, tuned_study, write_data
 from tests.training.runs import Lab, assert_same_run, collection
-from tests.workers import CONTEXT
 
 
-def test_nothing_is_written_before_every_arm_was_checked(tmp_path):
+def test_nothing_is_written_before_every_arm_is_checked(tmp_path):
     study = small_study(write_data(tmp_path / "data"), vary={"algorithm": ["openclip", "opencilp"]})
-    with pytest.raises(ValueError, match="The arm opencilp cannot be trained"):
-        run_study(study, tmp_path / "study", 1, pretender.PROGRAM)
+    with pytest.raises(ArmError) as caught:
+        run_study(study, tmp_path / "study", 1, fake_fastclip.PROGRAM)
+    assert caught.value.arm == "opencilp"
     assert not (tmp_path / "study").exists()
 
 
-def test_seeds_and_arms_that_were_added_are_trained_alone(tmp_path):
+def test_only_added_seeds_and_arms_are_trained(tmp_path):
     data, out = write_data(tmp_path / "data"), tmp_path / "study"
-    run_study(small_study(data, seeds=[0]), out, 2, pretender.PROGRAM)
+    run_study(small_study(data, seeds=[0]), out, 2, fake_fastclip.PROGRAM)
     run_study(
-        small_study(data, ["openclip", "fastclip-v3", "siglip"], seeds=[0, 1]), out, 2, pretender.PROGRAM
+        small_study(data, ["openclip", "fastclip-v3", "siglip"], seeds=[0, 1]), out, 2, fake_fastclip.PROGRAM
     )
     runs = read_study(out).runs
     assert len(runs) == 6
@@ -39,16 +41,16 @@ def test_seeds_and_arms_that_were_added_are_trained_alone(tmp_path):
     assert {run.state for run in runs} == {"done"}
 
 
-def test_a_failing_arm_does_not_stop_the_rest(tmp_path):
+def test_a_failing_arm_does_not_stop_the_others(tmp_path):
     data, out = write_data(tmp_path / "data"), tmp_path / "study"
-    failed = run_study(small_study(data, ["mbcl", "openclip"]), out, 1, pretender.PROGRAM)
+    failed = run_study(small_study(data, ["mbcl", "openclip"]), out, 1, fake_fastclip.PROGRAM)
     assert failed == ["mbcl-seed0", "mbcl-seed1"]
     runs = read_study(out).runs
     assert [run.state for run in runs] == ["failed", "failed", "done", "done"]
-    assert "this one always fails" in runs[0].error
+    assert "mbcl always fails" in runs[0].error
 
 
-def test_a_run_that_was_stopped_ends_the_study_with_75(tmp_path):
+def test_a_stopped_run_ends_the_study_with_exit_code_75(tmp_path):
     study = tuned_study(write_data(tmp_path / "data"))
     with pytest.raises(SystemExit) as stop:
         run_study(study, tmp_path / "study", 1, ("/bin/sh", "-c", "exit 75", "x"))
@@ -68,32 +70,36 @@ def server(tmp_path_factory):
 
 
 def real_study(lab, algorithms, **changed):
-    """Of real runs on the lab's pairs."""
-    words = [word.removeprefix("--") for word in lab.options("", "")]
-    options = dict(zip(words[::2], words[1::2], strict=True))
+    """A study of real runs on the lab's pairs."""
+    arguments = [one.removeprefix("--") for one in lab.options("", "")]
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     config = options.pop("config")
     del options["out"], options["algorithm"]
     return Study(config, options, {"algorithm": algorithms}, **changed)
 
 
-def test_a_real_study_that_was_killed_twice_has_the_tables_of_one_that_was_not(lab, tmp_path):
-    arms, out, calm = ["openclip", "siglip", "fastclip-v3"], tmp_path / "study", tmp_path / "calm" / "study"
+def test_a_study_that_is_killed_twice_has_the_same_tables_as_one_that_is_not(lab, tmp_path):
+    arms, out, undisturbed = (
+        ["openclip", "siglip", "fastclip-v3"],
+        tmp_path / "study",
+        tmp_path / "other" / "study",
+    )
     study = real_study(
         lab, arms, seeds=[0, 1, 2], tasks=str(lab.held_out), baseline={"algorithm": "openclip"}
     )
     for _ in range(2):
         assert compare(lab, study, out, stop=signal.SIGKILL) == -signal.SIGKILL
-    assert compare(lab, study, out) == compare(lab, study, calm) == 0
-    for killed, whole in zip(read_study(out).runs, read_study(calm).runs, strict=True):
+    assert compare(lab, study, out) == compare(lab, study, undisturbed) == 0
+    for killed, other in zip(read_study(out).runs, read_study(undisturbed).runs, strict=True):
         assert killed.state == "done"
-        assert_same_run(killed.folder, whole.folder)
-    assert numbers(out) == numbers(calm)
+        assert_same_run(killed.folder, other.folder)
+    assert numbers(out) == numbers(undisturbed)
     logs = "".join(log.read_text() for log in (out / "logs").glob("*.log"))
     assert logs.count("Resumed") >= 2
 
 
 def numbers(out):
-    """All that a study's tables say, but for the clock."""
+    """The tables of a study, without the clock."""
     found = study_tables(read_study(out))
     for row in found["effort"]["rows"]:
         del row["seconds"]
@@ -101,7 +107,7 @@ def numbers(out):
 
 
 def compare(lab, study, out, stop=None):
-    """The exit code of a process that runs the study; it gets the signal once a run has saved again."""
+    """Run the study in a process and return its exit code; it gets the signal when a run saves."""
     before = {*out.glob("runs/*/checkpoints/step-*")}
     process = CONTEXT.Process(target=_compare, args=(study, out, os.environ | lab.environment))
     process.start()
@@ -111,7 +117,7 @@ def compare(lab, study, out, stop=None):
             break
         time.sleep(0.005)
     process.join()
-    while not is_free(out):  # those that were left behind save
+    while not is_free(out):  # until its children have saved
         time.sleep(0.005)
     return process.exitcode
 
@@ -122,7 +128,7 @@ def _compare(study, out, environment):
     sys.exit(len(run_study(study, out, 2, forked.PROGRAM)))
 
 
-def test_a_real_run_is_tuned_and_scored_on_its_tests(lab, tmp_path, monkeypatch):
+def test_a_real_study_is_tuned_and_scored(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
     pairs, out = collection(tmp_path / "validation", 24, start=2000), tmp_path / "study"
     tune, validation = (

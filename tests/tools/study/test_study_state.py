@@ -1,9 +1,10 @@
-"""A study's folder, read again, whatever state it is in."""
+"""The state of a study, read from its folder in whatever state that is."""
 
 import json
 
 import pytest
 
+from fastclip.errors import PathError
 from fastclip.tools.study.definition import Study, write_study
 from fastclip.tools.study.study_state import is_study, read_study
 from tests.tools.study.test_folder import save
@@ -21,7 +22,7 @@ def states(out):
     return {run.folder.name: run.state for run in read_study(out).runs}
 
 
-def test_before_it_starts_all_runs_are_there(out):
+def test_all_runs_are_listed_before_the_study_starts(out):
     state = read_study(out)
     assert [arm.name for arm in state.arms] == ["openclip", "fastclip-v3"]
     assert [(run.arm.name, run.seed) for run in state.runs] == [
@@ -35,7 +36,7 @@ def test_before_it_starts_all_runs_are_there(out):
     assert not is_study(out / "runs")
 
 
-def test_a_run_is_done_at_its_last_step_with_its_model(out):
+def test_a_run_is_done_once_it_has_its_last_step_and_its_model(out):
     run = out / "runs" / "openclip-seed0"
     save(run, step=20)
     (run / "model").mkdir()
@@ -46,7 +47,7 @@ def test_a_run_is_done_at_its_last_step_with_its_model(out):
     assert states(out)["openclip-seed0"] == "unfinished"
 
 
-def test_with_tests_a_run_is_done_when_they_are_scored(out):
+def test_with_tests_a_run_is_done_once_they_are_scored(out):
     write_study(Study("emoji", **SETTINGS, tasks="tasks"), out / "study.yaml")
     run = out / "runs" / "openclip-seed0"
     save(run)
@@ -57,7 +58,7 @@ def test_with_tests_a_run_is_done_when_they_are_scored(out):
     assert states(out)["openclip-seed0"] == "done"
 
 
-def test_a_failure_is_told_until_the_run_is_done(out):
+def test_a_failure_is_reported_until_the_run_is_done(out):
     run = out / "runs" / "openclip-seed1"
     (out / "logs").mkdir()
     (out / "logs" / "openclip-seed1.failed").write_text("out of memory\n")
@@ -69,13 +70,13 @@ def test_a_failure_is_told_until_the_run_is_done(out):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"facts": 3}', '{"facts": {"step": 30}}'])
-def test_a_broken_checkpoint_does_not_fail_but_tells(out, text):
+def test_a_damaged_checkpoint_is_reported_without_an_exception(out, text):
     run = out / "runs" / "openclip-seed0"
     save(run)
     (run / "checkpoints" / "step-00000030" / "state.json").write_text(text)
     found = read_study(out).runs[0]
     assert found.state == "unfinished"
-    assert "step-00000030/state.json cannot be read" in found.error
+    assert str(run / "checkpoints" / "step-00000030" / "state.json") in found.error
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_without_a_choice_nothing_is_tuned(out, text):
     assert read_study(out).arms[0].tuned == {}
 
 
-def test_what_tuning_chose_belongs_to_the_arm(out):
+def test_tuned_values_belong_to_the_arm(out):
     chosen = [{"arm": "openclip", "chosen": {"optim.lr": 0.1}}, {"arm": "fastclip-v3", "chosen": None}]
     (out / "tuning.json").write_text(json.dumps({"arms": chosen}))
     state = read_study(out)
@@ -95,6 +96,13 @@ def test_what_tuning_chose_belongs_to_the_arm(out):
     assert state.runs[1].arm.tuned == {"optim.lr": 0.1}
 
 
+def test_tuned_values_get_their_current_names(out):
+    chosen = [{"arm": "openclip", "chosen": {"evaluate.every": 2, "optim.lr": 0.1}}]
+    (out / "tuning.json").write_text(json.dumps({"arms": chosen}))
+    assert read_study(out).arms[0].tuned == {"evaluate.every_epochs": 2, "optim.lr": 0.1}
+
+
 def test_a_folder_without_a_study_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="There is no study in"):
+    with pytest.raises(PathError) as caught:
         read_study(tmp_path / "nowhere")
+    assert caught.value.path == str(tmp_path / "nowhere" / "study.yaml")

@@ -1,4 +1,4 @@
-"""Values are chosen for each arm on validation pairs, and no test is seen."""
+"""Values are chosen for each arm on validation pairs, without the tests."""
 
 import json
 
@@ -8,8 +8,8 @@ from fastclip.tools.study.live_status import LiveStatus
 from fastclip.tools.study.run_study import run_study
 from fastclip.tools.study.study_state import read_study, state_of
 from fastclip.tools.study.tune import choose, read_trials, trials
+from tests.tools.study.fake_fastclip import PROGRAM
 from tests.tools.study.grids import calls, tuned_study, write_data
-from tests.tools.study.pretender import PROGRAM
 
 
 @pytest.fixture
@@ -56,23 +56,23 @@ def test_tuning_never_sees_a_test(data, out):
     trained = [calls(path.parent) for path in out.glob("tuning/*/*/calls")]
     assert len(trained) == 2
     for called in trained:
-        assert [words[0] for words in called] == ["train"]  # never `eval`
-        options = dict(word[2:].split("=", 1) for word in called[0][1:])
+        assert [command for command, *_ in called] == ["train"]  # never `eval`
+        options = dict(argument[2:].split("=", 1) for argument in called[0][1:])
         assert options["evaluate.pairs"] == study.validation["pairs"]
         assert options["evaluate.tasks"] == "null"
         assert options["evaluate.best"] == "mean_recall@1"
-        assert float(options["evaluate.every_epochs"]) > 1e6  # only the end counts
+        assert float(options["evaluate.every_epochs"]) > 1e6  # only at the end
         assert options["seed"] == "1000"
-        assert not any(str(data / "tasks") in word for word in called[0])
+        assert not any(str(data / "tasks") in argument for argument in called[0])
     for run in read_study(out).runs:
-        assert [words[0] for words in calls(run.folder)] == ["train", "eval"]
+        assert [command for command, *_ in calls(run.folder)] == ["train", "eval"]
 
 
-def test_tuning_may_be_shorter_than_the_runs_that_count(data, out):
+def test_tuning_runs_can_be_shorter_than_the_others(data, out):
     study = tuned_study(data, vary={"algorithm": ["openclip"]}, tune_set={"epochs": 0.5})
     run_study(study, out, 2, PROGRAM)
     for path in out.glob("tuning/*/*/calls"):
-        assert [word for word in calls(path.parent)[0] if word.startswith("--epochs=")] == ["--epochs=0.5"]
+        assert [one for one in calls(path.parent)[0] if one.startswith("--epochs=")] == ["--epochs=0.5"]
     for run in read_study(out).runs:
         assert "--epochs=0.5" not in calls(run.folder)[0]
     assert tuning(out)["set"] == {"epochs": 0.5}
@@ -85,7 +85,7 @@ def test_the_first_of_equal_scores_wins(data, out):
     assert [arm["chosen"] for arm in tuning(out)["arms"]] == [{"optim.lr": 0.002}]
 
 
-def test_interrupted_tuning_goes_on_and_chooses_only_when_all_was_tried(data, out):
+def test_interrupted_tuning_resumes_and_chooses_once_all_trials_are_done(data, out):
     study = tuned_study(data)
     assert run_study(study, out, 2, PROGRAM) == []
     (out / "tuning.json").unlink()
@@ -99,18 +99,19 @@ def test_interrupted_tuning_goes_on_and_chooses_only_when_all_was_tried(data, ou
     assert len(tuning(out)["arms"][0]["tried"]) == 2
 
 
-def test_tuning_that_is_over_is_shown_as_done(data, out, monkeypatch):
-    study, boards = tuned_study(data), []
+def test_finished_tuning_is_shown_as_done(data, out):
+    study, shown = tuned_study(data), []
+
+    def show(names, at_once):
+        shown.append(LiveStatus(names, at_once))
+        return shown[-1]
+
     run_study(study, out, 2, PROGRAM)
-    monkeypatch.setattr(
-        "fastclip.tools.study.run_study.LiveStatus",
-        lambda *given: boards.append(LiveStatus(*given)) or boards[-1],
-    )
-    run_study(study, out, 2, PROGRAM)
-    assert [row.state for row in boards[0].rows.values()] == ["done"] * 6
+    run_study(study, out, 2, PROGRAM, show)
+    assert [row.state for row in shown[0].rows.values()] == ["done"] * 6
 
 
-def test_what_was_chosen_stays_chosen(data, out):
+def test_a_choice_is_not_revised(data, out):
     study = tuned_study(data, vary={"algorithm": ["openclip"]})
     run_study(study, out, 2, PROGRAM)
     better = out / "tuning" / "openclip" / "lr0.002" / "metrics.jsonl"
@@ -118,7 +119,7 @@ def test_what_was_chosen_stays_chosen(data, out):
     assert choose(study, out)["openclip"] == {"optim.lr": 0.001}
 
 
-def test_a_trial_that_failed_cannot_win_and_is_told(data, out):
+def test_a_failed_trial_cannot_win_and_has_its_error(data, out):
     study = tuned_study(data, vary={"algorithm": ["openclip"]})
     run_study(study, out, 2, PROGRAM)
     (out / "tuning.json").unlink()
@@ -129,16 +130,19 @@ def test_a_trial_that_failed_cannot_win_and_is_told(data, out):
     assert tuning(out)["arms"][0]["tried"][1]["score"] is None
 
 
-def test_an_arm_of_which_all_trials_failed_is_not_trained(data, out, capsys):
+def test_an_arm_without_a_successful_trial_is_not_trained(data, out, capsys):
     study = tuned_study(data, vary={"algorithm": ["mbcl", "openclip"]})
     failed = run_study(study, out, 2, PROGRAM)
     assert sorted(failed) == ["mbcl-seed0", "tuning-mbcl-lr0.001", "tuning-mbcl-lr0.002"]
-    assert [run.state for run in read_study(out).runs] == ["failed", "done"]
-    assert "no tuning run of mbcl has a score" in capsys.readouterr().err
+    untuned, other = read_study(out).runs
+    assert (untuned.state, other.state) == ("failed", "done")
+    assert "mbcl" in untuned.error
+    assert "tuning.json" in untuned.error
+    assert untuned.error in capsys.readouterr().err
     assert tuning(out)["arms"][0]["chosen"] is None
 
 
-def test_tunings_runs_are_listed_before_the_others(data, out):
+def test_tuning_runs_are_listed_before_the_others(data, out):
     names = [run.name for run in state_of(tuned_study(data), out).planned]
     assert names == [
         "tuning-openclip-lr0.002", "tuning-openclip-lr0.001",
@@ -151,17 +155,24 @@ def write(folder, content):
     (folder / "tuning.json").write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def test_a_study_that_tunes_nothing_has_no_tries(tmp_path):
+def test_a_study_without_tuning_has_no_trials(tmp_path):
     missing = []
     assert read_trials(tmp_path, missing) == []
     assert missing == []
 
 
-def test_the_choice_is_marked_and_only_it(tmp_path):
+def test_only_the_choice_is_marked(tmp_path):
     tried = [{"values": {"optim.lr": lr}, "score": lr, "error": ""} for lr in (0.1, 0.2)]
     write(tmp_path, {"arms": [{"arm": "a", "chosen": {"optim.lr": 0.1}, "tried": tried}]})
     found = read_trials(tmp_path, [])
     assert [(one["score"], one["chosen"]) for one in found] == [(0.1, True), (0.2, False)]
+
+
+def test_trials_get_the_current_names_of_their_options(tmp_path):
+    tried = [{"values": {"log.every": 5}, "score": 0.5}]
+    write(tmp_path, {"arms": [{"arm": "a", "chosen": {"log.every": 5}, "tried": tried}]})
+    (one,) = read_trials(tmp_path, [])
+    assert (one["values"], one["chosen"]) == ({"log.every_steps": 5}, True)
 
 
 def test_before_the_choice_nothing_is_marked(tmp_path):
@@ -171,8 +182,9 @@ def test_before_the_choice_nothing_is_marked(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", {"arms": [{"arm": "a"}]}, {"arms": [1]}])
-def test_a_broken_file_is_told(tmp_path, content):
+def test_a_damaged_file_is_reported(tmp_path, content):
     write(tmp_path, content)
     missing = []
     assert read_trials(tmp_path, missing) == []
-    assert "tuning.json cannot be read" in missing[0]
+    assert len(missing) == 1
+    assert "tuning.json" in missing[0]

@@ -1,1 +1,1 @@
-"""A local web page to play with a trained model: `fastclip demo RUN`."""
+"""A local web page to try out a trained model: `fastclip demo RUN`."""

@@ -1,4 +1,4 @@
-"""Results as HTML: pictures with their captions and scores, and captions with theirs; all words escaped."""
+"""Results as HTML: images with captions and scores, and captions with scores; all text is escaped."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 
 def draw_cards(cards: Iterable[str]) -> str:
-    """Of `draw_card`."""
+    """A list of the cards of `draw_card`."""
     return f'<ol class="cards">{"".join(cards)}</ol>'
 
 
-def draw_card(thumbnail: bytes, words: str, name: str, score: float) -> str:
-    """A picture (WebP) travels within the page, so no file of the machine has an address."""
+def draw_card(thumbnail: bytes, text: str, name: str, score: float) -> str:
+    """One result. Its thumbnail (WebP) is embedded, so no file of the machine needs a URL."""
     source = f"data:image/webp;base64,{b64encode(thumbnail).decode()}"
     return (
-        f'<li title="{escape(name)}"><figure><img src="{source}" alt="{escape(words)}">'
-        f"<figcaption>{_scored(words, score)}</figcaption></figure></li>"
+        f'<li title="{escape(name)}"><figure><img src="{source}" alt="{escape(text)}">'
+        f"<figcaption>{_scored(text, score)}</figcaption></figure></li>"
     )
 
 
@@ -26,19 +26,19 @@ def draw_captions(captions: Iterable[tuple[str, float]]) -> str:
     return f'<ol class="captions">{"".join(rows)}</ol>'
 
 
-def _scored(words: str, score: float) -> str:
-    return f'<span class="words">{escape(words)}</span><span class="score">{score:.3f}</span>'
+def _scored(text: str, score: float) -> str:
+    return f'<span class="words">{escape(text)}</span><span class="score">{score:.3f}</span>'
 
 
-def draw_note(words: str, wrong: bool = False) -> str:
-    """One line above results; a screen reader says it when it changes."""
+def draw_note(text: str, wrong: bool = False) -> str:
+    """The line above results; screen readers announce it when it changes."""
     kind, role = ("note wrong", "alert") if wrong else ("note", "status")
-    return f'<p class="{kind}" role="{role}">{escape(words)}</p>'
+    return f'<p class="{kind}" role="{role}">{escape(text)}</p>'
 
 
-def escape(words: str) -> str:
-    """Also braces and dollars: gradio fills templates with what it shows."""
-    plain = html.escape(words, quote=True)
+def escape(text: str) -> str:
+    """Escape HTML, and also ${}`, which gradio would evaluate as a template."""
+    escaped = html.escape(text, quote=True)
     for sign in "${}`":
-        plain = plain.replace(sign, f"&#{ord(sign)};")
-    return plain
+        escaped = escaped.replace(sign, f"&#{ord(sign)};")
+    return escaped

@@ -3,7 +3,7 @@
   const tab = (name) => document.querySelector(`#tabs [role=tab][data-tab-id=${name}]`);
   const typing = (element) => element && element.matches("input:not([type=radio]), textarea, [contenteditable]");
 
-  // "/" goes to the query from anywhere but a field, also from another tab.
+  // "/" focuses the search box from any tab, except while typing in a field.
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || typing(document.activeElement)) return;
     event.preventDefault();
@@ -11,7 +11,7 @@
     requestAnimationFrame(() => { query().focus(); query().select(); });
   });
 
-  // The arrow keys go from tab to tab, as in every list of tabs.
+  // The arrow keys move between tabs.
   document.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const tabs = [...document.querySelectorAll("#tabs [role=tab]")], at = tabs.indexOf(document.activeElement);
@@ -21,17 +21,17 @@
     next.focus();
   });
 
-  // A pasted picture goes into the field of the tab, as if it had been chosen there.
+  // A pasted image goes into the image field of the open tab.
   document.addEventListener("paste", (event) => {
-    const picture = [...event.clipboardData.files].find((file) => file.type.startsWith("image/"));
-    if (!picture) return;
+    const image = [...event.clipboardData.files].find((file) => file.type.startsWith("image/"));
+    if (!image) return;
     event.preventDefault();
     if (tab("pictures").ariaSelected === "true") tab("captions").click();
-    const put = (frames) => {  // a tab that was never open has its field only some frames later
+    const put = (frames) => {  // a tab opened for the first time gets its field some frames later
       const name = tab("classify").ariaSelected === "true" ? "classify-picture" : "caption-picture";
       const field = document.querySelector(`#${name} input[type=file]`), files = new DataTransfer();
       if (!field) return frames && requestAnimationFrame(() => put(frames - 1));
-      files.items.add(picture);
+      files.items.add(image);
       field.files = files.files;
       field.dispatchEvent(new Event("change", { bubbles: true }));
     };

@@ -1,4 +1,4 @@
-"""The page itself, in gradio: three tabs over the same answers."""
+"""The page itself, in gradio: three tabs that search one index."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from fastapi import FastAPI
 
 from fastclip.tools.demo.answers import Answers
 from fastclip.tools.demo.cards import draw_note, escape
-from fastclip.tools.demo.limits import MAX_BYTES, MAX_LABELS, MAX_LETTERS, MAX_TOP, Refused
+from fastclip.tools.demo.limits import (
+    MAX_BYTES,
+    MAX_CHARACTERS,
+    MAX_LABELS,
+    MAX_TOP,
+    NOT_UPLOADED,
+    RejectedInput,
+)
 from fastclip.tools.demo.server import Guard
 from fastclip.tools.search.index import Index
 
-_QUEUE = 32  # questions that wait; one more is told to come back
-_FORGET = (60, 900)  # look every minute for uploads that are older than a quarter of an hour
+_QUEUE = 32  # requests that may wait; further ones are rejected
+_DELETE_UPLOADS = (60, 900)  # every 60 s, those older than 15 min
 _TOPS = (12, 24, MAX_TOP)
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
 def build_app(index: Index, title: str, folder: Path, host: str) -> Guard:
-    """The page behind the guard, as an ASGI application; files go into `folder`, of temporary_folder()."""
+    """The page behind the guard, as an ASGI application; files go to `folder`, from temporary_folder()."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = build_page(Answers(index, folder), title)
     css, js = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -35,40 +42,40 @@ def build_app(index: Index, title: str, folder: Path, host: str) -> Guard:
 
 
 def build_page(answers: Answers, title: str) -> gr.Blocks:
-    """The page, not yet served; `title` names the model and the pictures."""
-    with gr.Blocks(title="fastclip demo", analytics_enabled=False, delete_cache=_FORGET) as page:
+    """The page, not yet served; `title` describes the model and the images."""
+    with gr.Blocks(title="fastclip demo", analytics_enabled=False, delete_cache=_DELETE_UPLOADS) as page:
         gr.HTML(f"<header><h1>fastclip</h1><p>{escape(title)}</p></header>", elem_id="title")
         with gr.Tabs(elem_id="tabs"):
-            with gr.Tab("Find pictures", id="pictures"):
-                _pictures_tab(answers)
+            with gr.Tab("Find images", id="pictures"):
+                _images_tab(answers)
             with gr.Tab("Find captions", id="captions"):
                 _captions_tab(answers)
             with gr.Tab("Classify", id="classify"):
                 _classify_tab(answers)
     for block in page.blocks.values():
-        _take_uploads_only(block, answers.uploads)
+        _accept_only_uploads(block, answers.uploads)
     page.queue(max_size=_QUEUE, api_open=False)
     return page
 
 
-def _take_uploads_only(block: Any, folder: Path) -> None:
-    """A question may name a file in place of any value: gradio would copy it to where it can be fetched, from
-    anywhere on this machine, or get it from the address that it names.
+def _accept_only_uploads(block: Any, folder: Path) -> None:
+    """Reject paths outside of the folder of uploads.
 
-    (Subclasses would say this more plainly, but gradio writes a .pyi beside the source of each.)
+    A request may name a file or a URL in place of any value, and gradio would copy it to where it can be
+    fetched. (A subclass would be plainer, but gradio writes a .pyi beside the source of each.)
     """
     move = block.async_move_resource_to_block_cache
 
     async def move_upload(path: str | Path | None) -> str | None:
         if path is not None and not Path(path).resolve().is_relative_to(folder.resolve()):
-            raise gr.Error("Only pictures that were uploaded here can be used.", print_exception=False)
+            raise gr.Error(NOT_UPLOADED, print_exception=False)
         return await move(path)
 
     block.async_move_resource_to_block_cache = move_upload
 
 
 def _theme() -> gr.themes.Base:
-    """Fonts of the system: nothing is asked from elsewhere."""
+    """System fonts only, so that nothing is fetched from other sites."""
     return gr.themes.Base(
         primary_hue="blue",
         neutral_hue="slate",
@@ -84,13 +91,13 @@ def _theme() -> gr.themes.Base:
     )
 
 
-def _pictures_tab(answers: Answers) -> None:
+def _images_tab(answers: Answers) -> None:
     examples = answers.examples()
     with gr.Row(elem_classes="ask"):
         query = gr.Textbox(
-            label="What should the pictures show?",
+            label="What should the images show?",
             placeholder=examples[0] if examples else "a red heart",
-            max_length=MAX_LETTERS,
+            max_length=MAX_CHARACTERS,
             max_lines=1,
             elem_id="query",
             scale=1,
@@ -99,21 +106,21 @@ def _pictures_tab(answers: Answers) -> None:
     with gr.Row(elem_classes="try"):
         buttons = [gr.Button(text, size="sm", elem_classes="example", scale=0) for text in examples]
     with gr.Row(elem_classes="above"):
-        note = gr.HTML(draw_note("Press / to type, Enter to search."), elem_id="found-note")
+        note = gr.HTML(draw_note("Press / to go to the search box, Enter to search."), elem_id="found-note")
         plain: dict[str, Any] = {"show_label": False, "container": False}
         top = gr.Radio(list(_TOPS), value=_TOPS[0], elem_id="top", elem_classes="top", **plain)
-    found = gr.HTML(elem_id="found", elem_classes="results")
+    results = gr.HTML(elem_id="found", elem_classes="results")
 
     def ask(text: str, top: int) -> tuple[str, Any]:
         started = time.perf_counter()
         try:
-            found = answers.pictures(text, top)
-        except Refused as refusal:  # earlier results stay where they are
-            return draw_note(str(refusal), wrong=True), gr.skip()
+            images = answers.images(text, top)
+        except RejectedInput as error:  # earlier results stay
+            return draw_note(str(error), wrong=True), gr.skip()
         took = 1000 * (time.perf_counter() - started)
-        return draw_note(f"Pictures that fit best, with their cosines · {took:.0f} ms"), found
+        return draw_note(f"Best matches, with cosine similarities · {took:.0f} ms"), images
 
-    inputs, outputs = [query, top], [note, found]
+    inputs, outputs = [query, top], [note, results]
     for event in (query.submit, search.click, top.input):
         _on(event, ask, inputs, outputs)
     for button in buttons:
@@ -123,63 +130,65 @@ def _pictures_tab(answers: Answers) -> None:
 
 def _captions_tab(answers: Answers) -> None:
     with gr.Row(elem_classes="look"):
-        picture = _picture_field("caption-picture")
+        image = _image_field("caption-picture")
         with gr.Column(elem_classes="beside"):
-            note = gr.HTML(draw_note("The nearest captions come here."), elem_id="captions-note")
+            note = gr.HTML(draw_note("The best captions will appear here."), elem_id="captions-note")
             captions = gr.HTML(elem_id="captions", elem_classes="results")
     like_note = gr.HTML("", elem_id="like-note")
     like = gr.HTML(elem_id="like", elem_classes="results")
 
     def ask(upload: Any) -> tuple[str, str, str, str]:
-        if upload is None:  # the picture was taken away again
-            return draw_note("The nearest captions come here."), "", "", ""
+        if upload is None:  # the image was removed again
+            return draw_note("The best captions will appear here."), "", "", ""
         try:
-            captions, pictures = answers.captions_and_pictures(upload, _TOPS[0])
-        except Refused as refusal:
-            return draw_note(str(refusal), wrong=True), "", "", ""
-        fit = "Captions that fit best, with their cosines"
-        note = draw_note(fit if captions else "These pictures have no captions.")
-        return note, captions, draw_note("Pictures most like it"), pictures
+            captions, images = answers.captions_and_images(upload, _TOPS[0])
+        except RejectedInput as error:
+            return draw_note(str(error), wrong=True), "", "", ""
+        best = "Best captions, with cosine similarities"
+        note = draw_note(best if captions else "The images have no captions to search.")
+        return note, captions, draw_note("Most similar images, with cosine similarities"), images
 
-    _on(picture.change, ask, [picture], [note, captions, like_note, like], preprocess=False)
+    _on(image.change, ask, [image], [note, captions, like_note, like], preprocess=False)
 
 
 def _classify_tab(answers: Answers) -> None:
     with gr.Row(elem_classes="look"):
-        picture = _picture_field("classify-picture")
+        image = _image_field("classify-picture")
         with gr.Column(elem_classes="beside"):
             labels = gr.Textbox(
                 ", ".join(answers.examples()),
-                label=f"Labels, separated by commas or line ends (up to {MAX_LABELS})",
+                label=f"Labels, separated by commas or line breaks (up to {MAX_LABELS})",
                 placeholder="cat, dog, bird",
                 lines=1,
                 max_lines=8,
                 elem_id="labels",
             )
             button = gr.Button("Classify", variant="primary", elem_id="classify")
-            note = gr.HTML(draw_note("Each label's probability comes here."), elem_id="classify-note")
+            note = gr.HTML(
+                draw_note("The probability of each label will appear here."), elem_id="classify-note"
+            )
             off: dict[str, Any] = dict.fromkeys(("show_label", "show_heading", "container", "visible"), False)
             bars = gr.Label(elem_id="bars", **off)
 
     def ask(upload: Any, labels: str) -> tuple[str, Any]:
         try:
-            found = answers.probabilities(upload, labels)
-        except Refused as refusal:
-            return draw_note(str(refusal), wrong=True), gr.skip()
-        note = draw_note("Probabilities of the labels, at the model's own temperature")
-        return note, gr.Label(found, visible=True)
+            probabilities = answers.probabilities(upload, labels)
+        except RejectedInput as error:
+            return draw_note(str(error), wrong=True), gr.skip()
+        note = draw_note("Probabilities of the labels, at the model's temperature")
+        return note, gr.Label(probabilities, visible=True)
 
-    for event in (picture.upload, labels.submit, button.click):
-        _on(event, ask, [picture, labels], [note, bars], preprocess=False)
+    for event in (image.upload, labels.submit, button.click):
+        _on(event, ask, [image, labels], [note, bars], preprocess=False)
 
 
-def _picture_field(name: str) -> gr.Image:
+def _image_field(name: str) -> gr.Image:
     return gr.Image(
-        label="Picture",
+        label="Image",
         sources=["upload"],
         height=280,
         buttons=[],
-        placeholder="Drop or paste a picture\n– or –\nclick to choose a file",
+        placeholder="Drop or paste an image\n– or –\nclick to choose a file",
         elem_id=name,
         scale=0,
         min_width=300,
@@ -187,9 +196,9 @@ def _picture_field(name: str) -> gr.Image:
 
 
 def _on(event: Callable, ask: Callable, inputs: list, outputs: list, preprocess: bool = True) -> None:
-    """One question at a time, whoever asks: there is one model. Results stay while the next come.
+    """Handle one request at a time, as there is one model; old results stay until new ones arrive.
 
-    Without `preprocess` the picture comes as it was uploaded; gradio would decode it before it is checked.
+    Without `preprocess` the image arrives as uploaded; gradio would decode it before it is checked.
     """
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
     event(ask, inputs, outputs, preprocess=preprocess, concurrency_limit=1, concurrency_id="model", **quiet)

@@ -1,7 +1,7 @@
-"""The page's server: one address, one temporary folder, and only the routes that the page needs.
+"""The server of the page: one address, one temporary folder, and only the routes that the page needs.
 
-gradio's own routes do more than this page needs, such as fetching files of other sites. The guard in front of
-them lets through what the page asks for, if the page itself asks.
+gradio has more routes than that, such as one that fetches files from other sites. The guard in front of them
+admits only requests that the page itself makes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fastclip.errors import OptionError
 from fastclip.tools.demo.limits import MAX_BYTES
 
-_MORE_PORTS = 20  # tried after the first
-_SLACK = 2**20  # bytes of a request beside the uploaded file
-_CLOSING = 2  # seconds that an open browser has to let go
+_MORE_PORTS = 20  # to try after the first
+_SLACK = 2**20  # bytes of a request besides the uploaded file
+_SHUTDOWN = 2  # seconds for open connections to close
 _API = "/gradio_api/"
 _PAGE = ("/assets/", "/static/", "/svelte/")
 _PAGE_FILES = ("/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt")
 _CALLS = ("startup-events", "queue/join", "queue/data", "heartbeat/", "upload", "cancel", "reset")
-_POLICY = (  # the browser itself keeps the page from any other address
+_POLICY = (  # makes the browser block requests to other sites
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
     "connect-src 'self' data: blob:; object-src 'none'; base-uri 'self'; form-action 'self'; "
@@ -35,40 +36,41 @@ _POLICY = (  # the browser itself keeps the page from any other address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether only this machine can reach the address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def take_port(host: str, port: int) -> socket.socket:
-    """A socket on this port, or on the next that is free; its number is in getsockname()."""
+def take_port(
+    host: str, port: int, new_socket: Callable[[int], socket.socket] = socket.socket
+) -> socket.socket:
+    """A socket that listens on this port or the next free one; getsockname() has its number."""
     if not 0 <= port < 2**16:
-        raise ValueError(f"--port {port} is no port: give a number from 1 to 65535, for example 7860.")
+        raise OptionError("port", port, "must be from 0 to 65535", example=7860)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last = min(port + _MORE_PORTS, 2**16 - 1)
     for number in range(port, last + 1):
-        taken = socket.socket(family)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening = new_socket(family)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            taken.bind((host, number))
-            taken.listen()
+            listening.bind((host, number))
+            listening.listen()
         except OSError as error:
-            taken.close()
+            listening.close()
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise ValueError(
-                    f"--host {host} is no address of this machine ({error.strerror or error}). "
-                    "Try 127.0.0.1, or 0.0.0.0 for all of them."
-                ) from error
+                rule = f"is not an address of this machine ({error.strerror or error})"
+                advice = "Use 127.0.0.1, or 0.0.0.0 to listen on all addresses."
+                raise OptionError("host", host, rule, advice=advice) from error
         else:
-            return taken
-    raise OSError(f"The ports from {port} to {last} are taken. Give another one with --port.")
+            return listening
+    raise OSError(f"Ports {port} to {last} are all in use. Choose another with --port.")
 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Where gradio writes uploads, and all else; gone at the end. Enter it before gradio is imported."""
+    """A folder for all files of gradio, deleted at the end. Enter it before gradio is imported."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="fastclip-demo-", ignore_cleanup_errors=True) as name:
         settings = {
@@ -77,19 +79,19 @@ def temporary_folder() -> Iterator[Path]:
             "GRADIO_ANALYTICS_ENABLED": "False",
             "GRADIO_RUN_HISTORY": "False",
         }
-        kept = {key: os.environ.get(key) for key in settings}
+        environment = {key: os.environ.get(key) for key in settings}
         os.environ.update(settings)
         tempfile.tempdir = name
         try:
             yield Path(name)
         finally:
             tempfile.tempdir = before
-            for key, value in kept.items():
+            for key, value in environment.items():
                 os.environ.pop(key) if value is None else os.environ.update({key: value})
 
 
 def serve(app: Guard, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Until Ctrl-C or SIGTERM, which raise KeyboardInterrupt; `ready` is called when the page is there."""
+    """Serve until Ctrl-C or SIGTERM raises KeyboardInterrupt; call `ready` once the page can be opened."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -98,14 +100,14 @@ def serve(app: Guard, listening: socket.socket, ready: Callable[[], None]) -> No
             ready()
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_CLOSING, server_header=False
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN, server_header=False
     )
     Server(config).run(sockets=[listening])
 
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Both then unwind the stack, so that the temporary folder goes."""
+    """Make SIGTERM raise KeyboardInterrupt, so that the temporary folder is deleted."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -114,11 +116,11 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 class Guard:
-    """Lets through what the page asks for, and tells the browser to ask nobody else."""
+    """Admits only requests of the page, and makes the browser block requests to other sites."""
 
     def __init__(self, app: Callable, folder: Path, host: str):
         self.app, self.folder = app, folder.resolve()
-        # A site elsewhere can give this machine a name of its own, and so speak to it through a browser here.
+        # Against DNS rebinding: another site may resolve its own name to this machine.
         self.hosts = ("localhost", "127.0.0.1", "::1", host) if is_loopback(host) else None
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
@@ -129,28 +131,28 @@ class Guard:
         refusal = self.refusal(scope)
         if refusal is None:
             return await self.app(scope, receive, _with_policy(send))
-        status, words = refusal
+        status, reason = refusal
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": words.encode()})
+        await send({"type": "http.response.body", "body": reason.encode()})
 
     def refusal(self, scope: dict) -> tuple[int, str] | None:
-        """Status and reason, or None if the request may pass."""
+        """Status and reason, or None if the request is admitted."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if self.hosts is not None and urlsplit(f"//{host}").hostname not in self.hosts:
-            return 403, "Another name leads here: open the page under the address that fastclip printed."
+            return 403, "Unknown host name. Open the page at the address that fastclip printed."
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
-            return 403, "Only the page itself may ask."
+            return 403, "Requests from other sites are not allowed."
         if not self._is_known(scope["path"]):
-            return 403, "The page has nothing here."
+            return 403, "This path is not available."
         if scope["method"] == "POST":
             length = headers.get("content-length", "")
             if not length.isdecimal():
-                return 411, "How long is it? Content-Length is missing."
+                return 411, "The Content-Length header is required."
             if int(length) > MAX_BYTES + _SLACK:
-                return 413, f"{MAX_BYTES // 2**20} MB is the most."
+                return 413, f"Uploads may have at most {MAX_BYTES // 2**20} MiB."
         return None
 
     def _is_known(self, path: str) -> bool:

@@ -1,1 +1,1 @@
-"""Where the time, the memory and the bytes of a training step go: measured, and foretold."""
+"""Where the time, memory and traffic of a training step go: measured (`profile`) and estimated (`plan`)."""

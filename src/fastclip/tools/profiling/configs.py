@@ -1,4 +1,4 @@
-"""A config for each of several algorithms from one command line, whose options may say nothing to some."""
+"""One config per algorithm from one command line, some of whose options may not apply to all."""
 
 from __future__ import annotations
 
@@ -9,27 +9,34 @@ from fastclip.config.resolved import Resolved, resolve
 from fastclip.objective.algorithms import Algorithm, find_algorithm, inapplicable_options
 
 
-def configs_for(algorithms: list[str], config: TrainConfig) -> tuple[list[Resolved], list[str]]:
-    """All alike, but for the algorithm and the options of the loss that have no effect with it.
+def configs_for(algorithms: list[str], config: TrainConfig) -> tuple[list[Resolved], dict[str, list[str]]]:
+    """Resolved configs that differ only in the algorithm and in the loss options that it ignores.
 
-    The sentences say what was left out. An option that has no effect with any of them is refused, as
-    `fastclip train` does.
+    The second result names the options dropped for each algorithm. An option that no algorithm takes is an
+    error, as in `fastclip train`.
     """
     rows = [find_algorithm(name) for name in dict.fromkeys(algorithms)]
     given = [name for name, value in vars(config.loss).items() if value is not None]
     effective = {row.name: {name for name in given if _has_effect(name, config.loss, row)} for row in rows}
-    somewhere = set().union(*effective.values())
-    useless = {row.name: [name for name in given if name in somewhere - effective[row.name]] for row in rows}
+    effective_somewhere = set().union(*effective.values())
+    dropped = {
+        row.name: [name for name in given if name in effective_somewhere - effective[row.name]]
+        for row in rows
+    }
     resolved = []
     for row in rows:
-        loss = replace(config.loss, **dict.fromkeys(useless[row.name]))
+        loss = replace(config.loss, **dict.fromkeys(dropped[row.name]))
         resolved.append(resolve(replace(config, algorithm=row.name, loss=loss)))
-    left_out = [
-        f"{', '.join(f'loss.{option}' for option in options)}: no effect with {name}, left out there."
-        for name, options in useless.items()
-        if options
+    return resolved, {
+        name: [f"loss.{option}" for option in options] for name, options in dropped.items() if options
+    }
+
+
+def dropped_notes(dropped: dict[str, list[str]]) -> list[str]:
+    """One line to print per algorithm."""
+    return [
+        f"{', '.join(options)}: no effect with {name}, ignored there." for name, options in dropped.items()
     ]
-    return resolved, left_out
 
 
 def _has_effect(option: str, loss: LossOptions, row: Algorithm) -> bool:

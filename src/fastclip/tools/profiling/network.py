@@ -1,19 +1,19 @@
 """From bytes to milliseconds: the simplest model of a step that fits the paper's tables.
 
-    communication = (bytes that a worker sends) × pace(nodes)
+    communication = (bytes that a rank sends) × pace(nodes)
     pace(nodes)   = pace of two nodes + growth × (doublings of the nodes beyond two)
-    hidden        = the smaller of  φ × computation  and  ψ × (1 − 1/buckets) × that of the weights' gradients
+    hidden        = min(φ × computation, ψ × (1 − 1/buckets) × communication of the weight gradients)
     step          = computation + others + communication − hidden
 
-Every doubling of the nodes slows a megabyte down by about as much; a latency per collective instead fits
-less well. φ, about two thirds of the computation, is the backward pass, in which the weights' gradients
-travel; ψ is the share of them that hides, without DDP's last bucket, which leaves after the backward pass.
-Features and scalars are not hidden: the loss waits for them. (fastclip's own step starts some of them while
-the towers run, of which the tables know nothing.)
+Every doubling of the nodes adds about the same time per megabyte; a latency per collective instead fits
+worse. φ, about two thirds of the computation, is the backward pass, during which the weight gradients are
+sent; ψ is the share of them that hides, without DDP's last bucket, which is sent after the backward pass.
+Features and scalars are not hidden: the loss waits for them. (fastclip's own step sends some of them while
+the towers run; the tables do not show that.)
 
-The constants are the fit of `benchmarks/plan_fit.py`. On the paper's three clusters a step's range is the
-model's largest error on tables left out of the fit. Ethernet is not in the tables: its range goes from a line
-used to the full to that line behind hosts as slow as the slowest cluster. Beyond 8 nodes it widens from a
+The constants are fitted by `benchmarks/plan_fit.py`. On the paper's three clusters a step's range is the
+model's largest error on tables held out of the fit. Ethernet is not in the tables: its range is from a fully
+used link to that link with hosts as slow as the slowest cluster. Beyond 8 nodes the range widens: from a
 network that gets no slower to one that slows down linearly.
 """
 
@@ -22,36 +22,37 @@ from __future__ import annotations
 from math import log, log2
 from typing import Literal, NamedTuple
 
+from fastclip.errors import OptionError
 from fastclip.text import did_you_mean
 from fastclip.tools.profiling.traffic import Traffic
 
 GPUS_PER_NODE = 4  # in all of the paper's tables
-MOST_NODES = 8  # in any of them: what is said of more is a guess
+MOST_NODES = 8  # in any of them: beyond, it is extrapolated
 
-Beyond = Literal["no slower", "as before", "in a line"]  # how the pace continues beyond MOST_NODES
+Beyond = Literal["flat", "logarithmic", "linear"]  # how the pace continues beyond MOST_NODES
 
 
 class Network(NamedTuple):
-    """How fast bytes travel: ms for a megabyte (10⁶ bytes) of what one worker sends."""
+    """The speed of a network: ms per megabyte (10⁶ bytes) that one rank sends."""
 
     name: str
     pace: float  # between two nodes
-    growth: float  # what each doubling of the nodes adds
-    inside: float  # between the workers of one node
+    growth: float  # added by each doubling of the nodes
+    inside: float  # between the ranks of one node
 
-    def ms_per_megabyte(self, nodes: int, beyond: Beyond = "as before") -> float:
+    def ms_per_megabyte(self, nodes: int, beyond: Beyond = "logarithmic") -> float:
         if nodes == 1:
             return self.inside
         doublings = log2(nodes) - 1
-        if nodes > MOST_NODES and beyond != "as before":
+        if nodes > MOST_NODES and beyond != "logarithmic":
             doublings = log2(MOST_NODES) - 1
-            if beyond == "in a line":  # of the same slope as at MOST_NODES
+            if beyond == "linear":  # with the slope at MOST_NODES
                 doublings += (nodes - MOST_NODES) / (MOST_NODES * log(2))
         return self.pace + self.growth * doublings
 
     @property
     def bits_per_second(self) -> float:
-        """What a worker gets of it between two nodes."""
+        """The rate of a rank between two nodes."""
         return 8e9 / self.pace
 
 
@@ -59,31 +60,31 @@ class Hiding(NamedTuple):
     """How much of the communication hides behind computation."""
 
     of_computation: float  # φ: the share of the computation behind which anything can hide
-    of_weights: float  # ψ: the share that can hide of the weights' communication without the last bucket
+    of_weights: float  # ψ: the share of the weight gradients, without the last bucket, that can hide
 
     def share(self, buckets: int) -> float:
-        """Of all of the weights' communication: what can hide of it."""
+        """The share of all weight gradients that can hide."""
         return self.of_weights * (1 - 1 / buckets)
 
 
 class ErrorSize(NamedTuple):
-    """Of relative errors, without their signs."""
+    """Absolute values of relative errors."""
 
     mean: float
     largest: float
 
 
 class ModelErrors(NamedTuple):
-    """How wrong the model is on the paper's cells with more than one node."""
+    """The model's errors on the paper's cells with more than one node."""
 
     step_seen: ErrorSize
-    step_unseen: ErrorSize  # on tables left out of the fit
-    ratio_seen: ErrorSize  # of the step of FastCLIP-v3 over that of OpenCLIP
+    step_unseen: ErrorSize  # on tables held out of the fit
+    ratio_seen: ErrorSize  # of the ratio FastCLIP-v3 / OpenCLIP of step times
     ratio_unseen: ErrorSize
-    ratio_one: ErrorSize  # of taking both algorithms to be equally fast
+    ratio_one: ErrorSize  # of assuming that both are equally fast
 
 
-# The fit: `python -m benchmarks.plan_fit` prints these, and a test compares them.
+# Printed by `python -m benchmarks.plan_fit`; a test compares them.
 CLUSTERS = {
     "ib": Network("ib", 0.5967569140175565, 0.13323798489830974, 0.378649216608282),
     "slingshot-1": Network("slingshot-1", 0.3574961972231476, 0.029587111943855167, 0.043351986457819895),
@@ -98,7 +99,7 @@ ERRORS = ModelErrors(
     ratio_one=ErrorSize(0.012380351901850972, 0.06186131886797619),
 )
 
-ETHERNET = {"10gbe": 10e9, "25gbe": 25e9, "100gbe": 100e9}  # line rates in bits a second; for one line a node
+ETHERNET = {"10gbe": 10e9, "25gbe": 25e9, "100gbe": 100e9}  # bits/s; one link per node
 MEASURED = {
     "ib": "the paper's InfiniBand cluster",
     "slingshot-1": "the paper's first Slingshot cluster",
@@ -111,9 +112,9 @@ class StepTime(NamedTuple):
     """Where the time of a step goes, in ms."""
 
     computation: float
-    others: float  # neither computation nor communication: the host's own work, waiting for data
+    others: float  # neither computation nor communication: host work, waiting for data
     communication: float
-    hidden: float  # communication while something is computed
+    hidden: float  # communication during computation
 
     @property
     def pure(self) -> float:
@@ -133,16 +134,16 @@ def predict_step(
     computation: float,
     others: float = 0.0,
     hiding: Hiding = HIDING,
-    beyond: Beyond = "as before",
+    beyond: Beyond = "logarithmic",
 ) -> StepTime:
-    """The time of a step.
+    """Estimate the time of a step.
 
         sent = step_traffic("fastclip-v3", workers=4, local_batch=32, features=64, trained_bytes=13_000_000)
         predict_step(sent, 4, CLUSTERS["ib"], computation=80.0).total
 
     Args:
-        computation: ms a step that each worker computes at its local batch.
-        others: ms a step in which it neither computes nor communicates.
+        computation: ms per step that each rank computes at its local batch.
+        others: ms per step in which it neither computes nor communicates.
     """
     pace = network.ms_per_megabyte(nodes, beyond)
     weights, exchange = traffic.weights / 1e6 * pace, traffic.exchange / 1e6 * pace
@@ -151,7 +152,7 @@ def predict_step(
 
 
 class Bounds(NamedTuple):
-    """A network, and the fastest and the slowest that it may turn out to be."""
+    """The likely network, with the fastest and slowest it may be."""
 
     fast: Network
     likely: Network
@@ -159,15 +160,15 @@ class Bounds(NamedTuple):
 
 
 def check_network(name: str | None) -> str:
-    """The name; ValueError if it is missing or not known."""
+    """Return the name, or raise an OptionError if it is missing or unknown."""
     if name is None or name not in NETWORKS:
-        problem = f"{name} is unknown.{did_you_mean(name.lower(), NETWORKS)}" if name else "is missing."
-        raise ValueError(f"--network {problem} Choose one of: {', '.join(NETWORKS)}.")
+        hint = did_you_mean(name.lower(), NETWORKS).strip() if name else "Pass --network."
+        raise OptionError("network", name, f"must be one of: {', '.join(NETWORKS)}", advice=hint)
     return name
 
 
 def bounds(name: str) -> Bounds:
-    """What is known of a network of this name."""
+    """The network of this name, with its range."""
     if cluster := CLUSTERS.get(name):
         return Bounds(cluster, cluster, cluster)
     hosts = sorted(CLUSTERS.values(), key=lambda cluster: cluster.pace)
@@ -181,7 +182,7 @@ def bounds(name: str) -> Bounds:
 
 
 def line_behind(bits_per_second: float, host: Network, name: str) -> Network:
-    """A line of known rate at each worker's end, and what such hosts take themselves, one after the other."""
+    """A link of known rate in series with hosts as slow as this one's."""
     return Network(name, 8e9 / bits_per_second + host.pace, host.growth, host.inside)
 
 
@@ -202,14 +203,14 @@ def predict(
     others: float,
     error: float = ERRORS.step_unseen.largest,
 ) -> Prediction:
-    """The step on the likely network; its range from the bounds, widened by the model's own error."""
+    """Estimate the step on the likely network, with a range: the bounds, widened by the model's error."""
 
     def step(network: Network, beyond: Beyond) -> StepTime:
         return predict_step(traffic, nodes, network, computation=computation, others=others, beyond=beyond)
 
-    low, high = step(network.fast, "no slower").total, step(network.slow, "in a line").total
+    low, high = step(network.fast, "flat").total, step(network.slow, "linear").total
     return Prediction(
-        step(network.likely, "as before"),
-        max(computation + others, low / (1 + error)),  # no network makes it faster than that
+        step(network.likely, "logarithmic"),
+        max(computation + others, low / (1 + error)),  # a lower bound on any network
         high / (1 - error),
     )

@@ -1,4 +1,4 @@
-"""How much memory a training step needs at most: of the GPU, or of this process on a CPU."""
+"""The peak memory of a training step: of the GPU, or of this process on a CPU."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from pathlib import Path
 
 import torch
 
-_STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # Linux
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # Linux
 
 
 class PeakMemory:
-    """Measures from where it is made on; what was there before does not count."""
+    """The growth of memory since it was created.
 
-    def __init__(self, device: torch.device):
+    Args:
+        clear_refs: the file that resets this process's peak.
+    """
+
+    def __init__(self, device: torch.device, clear_refs: Path = _CLEAR_REFS):
         self.device, self._known = device, True
         gc.collect()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
-            with suppress(OSError, AttributeError):  # glibc gives back what an earlier model freed,
-                ctypes.CDLL(None).malloc_trim(0)  # or the next would seem to need nothing
+            with suppress(OSError, AttributeError):  # let glibc return what an earlier model freed,
+                ctypes.CDLL(None).malloc_trim(0)  # or the next would appear to need nothing
             try:
-                _FORGET.write_text("5")  # the highest so far is what it is now
+                clear_refs.write_text("5")  # resets the peak to the current value
             except OSError:
                 self._known = False  # an earlier model may have needed more
         self._before = self._highest()
 
     @property
     def what(self) -> str:
-        """What is measured, in words."""
+        """A description of the measurement."""
         if self.device.type == "cuda":
-            return "most GPU memory that was allocated (max_memory_allocated)"
-        return (
-            "growth of the process's resident memory (peak RSS, without files it maps; good to some 20 MiB)"
-        )
+            return "peak of allocated GPU memory (max_memory_allocated)"
+        return "growth of the process's resident memory (peak RSS without mapped files, to about 20 MiB)"
 
     def bytes(self) -> int | None:
-        """The most that was in use since the start, beyond what was in use then; None if nobody knows."""
+        """The peak above what was in use at the start; None if the system cannot say."""
         return self._highest() - self._before if self._known else None
 
     def _highest(self) -> int:
@@ -50,7 +52,7 @@ class PeakMemory:
 
 
 def _most_resident() -> int:
-    """Libraries and pictures that are mapped do not count: whoever comes first would pay for all."""
+    """Without mapped files (libraries, images), which the first model would pay for."""
     try:
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         kib = {name: int(lines[name].split()[0]) for name in ("VmHWM", "RssFile", "RssShmem")}

@@ -1,4 +1,4 @@
-"""Memory, bytes and time of a step for each algorithm and size, before machines are rented."""
+"""Memory, traffic and step time for each algorithm and number of nodes."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from fastclip.tools.profiling.traffic import Traffic, step_traffic
 
 
 class Time(NamedTuple):
-    """A step, its range in ms, and what it means for the job."""
+    """A step, its range in ms, and the throughput."""
 
     step: StepTime
     low: float
     high: float
     pairs_per_second: float
-    speed_up: float  # pairs a second over those of one node
+    speed_up: float  # in pairs/s, over one node
 
 
 class Row(NamedTuple):
-    """One algorithm at one size."""
+    """One algorithm on one number of nodes."""
 
     algorithm: str
     nodes: int
-    workers: int
+    ranks: int
     local_batch: int
     memory: Memory
     traffic: Traffic
-    time: Time | None  # None if nobody knows how long a step computes
+    time: Time | None  # None if the computation time is unknown
 
     @property
     def batch(self) -> int:
-        return self.workers * self.local_batch
+        return self.ranks * self.local_batch
 
     @property
     def step(self) -> StepTime:
-        assert self.time is not None  # a job knows the computation of all its algorithms, or of none
+        assert self.time is not None  # a job has the computation of all its algorithms, or of none
         return self.time.step
 
 
 class Plan(NamedTuple):
-    """The answer."""
+    """The estimates for a job."""
 
     job: Job
     size: ModelSize  # of the model under the first algorithm
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(job: Job) -> Plan:
-    """Build the models without memory, count, and estimate."""
+    """Build the models on the meta device, count, and estimate."""
     network, activations = bounds(job.network), None
     rows, sizes = [], []
     with progress("building models without weights", "models") as update:
@@ -75,21 +75,21 @@ def make_plan(job: Job) -> Plan:
                 activations = activation_bytes(towers)
             size = model_size(towers)
             for nodes in job.nodes:
-                workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
-                held = memory(config, size, workers, local_batch, job.pairs, activations)
-                sent = traffic_of(config, size, workers, local_batch)
+                ranks, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
+                held = memory(config, size, ranks, local_batch, job.num_pairs, activations)
+                sent = traffic_of(config, size, ranks, local_batch)
                 time = _time(job, config, size, network, nodes)
-                rows.append(Row(config.algorithm, nodes, workers, local_batch, held, sent, time))
+                rows.append(Row(config.algorithm, nodes, ranks, local_batch, held, sent, time))
             sizes.append(size)
             update(number + 1, len(job.configs))
     return Plan(job, sizes[0], network, rows)
 
 
 def traffic_of(
-    config: Resolved, size: ModelSize, workers: int, local_batch: int, algorithm: str | None = None
+    config: Resolved, size: ModelSize, ranks: int, local_batch: int, algorithm: str | None = None
 ) -> Traffic:
-    """What each worker of a run sends in a step, or would send under another algorithm."""
-    place = {"workers": workers, "local_batch": local_batch}
+    """The traffic of each rank of a run, or of the same run with another algorithm."""
+    place = {"workers": ranks, "local_batch": local_batch}
     model = {"features": size.features, "trained_bytes": size.trained}
     wire = 2 if config.loss.wire_dtype else None  # float16 or bfloat16
     value = dtype_of(config).itemsize
@@ -102,10 +102,10 @@ def _time(job: Job, config: Resolved, size: ModelSize, network: Bounds, nodes: i
         return None
 
     def predicted(nodes: int) -> tuple[Prediction, float]:
-        workers, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
-        sent, here = traffic_of(config, size, workers, local_batch), measured.at(local_batch)
+        ranks, local_batch = nodes * job.gpus_per_node, job.local_batch(nodes)
+        sent, here = traffic_of(config, size, ranks, local_batch), measured.at(local_batch)
         prediction = predict(sent, nodes, network, computation=here.computation, others=here.others)
-        return prediction, workers * local_batch / prediction.step.total * 1000
+        return prediction, ranks * local_batch / prediction.step.total * 1000
 
     (prediction, rate), (_, alone) = predicted(nodes), predicted(1)
     return Time(*prediction, rate, rate / alone)

@@ -1,4 +1,4 @@
-"""The verb `fastclip profile`."""
+"""The command `fastclip profile`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastclip.errors import OptionError
+
 if TYPE_CHECKING:
     from fastclip.config.resolved import Resolved
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
 
-DEFAULT_ALGORITHMS = "openclip,fastclip-v1,fastclip-v2,fastclip-v3"  # those of the paper's Figure
-PROFILE_FILE, PICTURE_FILE = "profile.json", "profile.png"
+DEFAULT_ALGORITHMS = "openclip,fastclip-v1,fastclip-v2,fastclip-v3"  # those of the paper's figure
+PROFILE_FILE, CHART_FILE = "profile.json", "profile.png"
 
 
 def profile(
@@ -27,60 +29,60 @@ def profile(
     algorithm: str = DEFAULT_ALGORITHMS,
     steps: int = 20,
     warmup: int = 5,
-    sizes: str | None = None,
+    ranks: str | None = None,
     out: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Where the time of a training step goes: computation, communication (pure, and hidden under computation)
-    and others, as in the paper's tables; with bytes sent, peak memory and pairs a second.
+    """Measure where the time of a training step goes: computation, communication (pure, and overlapped with
+    computation) and others, as in the paper's tables; with bytes sent, peak memory and samples/s.
 
       fastclip profile --config emoji
       fastclip profile --config emoji --algorithm openclip,fastclip-v3 --batch.size 256 --steps 50
       torchrun --nproc-per-node 8 -m fastclip profile --config cc12m-large --data.train 'shards/*.tar'
-      fastclip profile --config emoji --sizes 1,2,4     with 1, 2, 4 workers on this machine, and the speed-up
+      fastclip profile --config emoji --ranks 1,2,4     1, 2 and 4 ranks on this machine, and the speed-up
 
-    The trainer's own steps run under torch.profiler, for each algorithm from a new model. Any option of
-    `fastclip train` may be given. Nothing is evaluated, nothing is saved but the profile, in OUT:
-    profile.json with every step of every worker, profile.png, and a trace of each algorithm and worker, to be
-    opened at https://ui.perfetto.dev or chrome://tracing. Recording has its price, most of all with small
-    models: compare the algorithms and sizes of a profile with each other.
+    The trainer's own steps run under torch.profiler, with a new model for each algorithm. All options of
+    `fastclip train` are accepted. Nothing is evaluated or saved except the profile, in OUT: profile.json with
+    every step of every rank, profile.png, and one trace per algorithm and rank, to be opened at
+    https://ui.perfetto.dev or chrome://tracing. Recording slows steps down, small models most of all: compare
+    the numbers of a profile only with each other.
 
-    With --sizes batch.size is that of ONE worker, as in the paper: the global batch grows with the workers.
-    Without it batch.size is the global batch, as in `fastclip train`. On a CPU each of the workers that
-    --sizes starts has OMP_NUM_THREADS threads, one if that is not set.
+    With --ranks, batch.size is the batch of ONE rank, as in the paper: the global batch grows with the ranks.
+    Otherwise batch.size is the global batch, as in `fastclip train`. On a CPU each rank started by --ranks
+    has OMP_NUM_THREADS threads, by default one.
 
     Args:
-        config: a recipe's name, or a YAML file.
-        algorithm: one, or several with commas between.
-        steps: steps that are measured.
-        warmup: steps before them.
-        sizes: start so many workers on this machine, one number after another: 1,2,4.
-        out: where all is kept; profiles/RECIPE if left out.
+        config: name of a recipe, or a YAML file.
+        algorithm: algorithms to profile, separated by commas.
+        steps: steps to measure.
+        warmup: steps to run before, not measured.
+        ranks: numbers of ranks to start on this machine, one after another: 1,2,4.
+        out: folder of the profile (default: profiles/RECIPE).
         json: print profile.json instead of the table.
     """
     from fastclip.config.parse import parse
-    from fastclip.tools.profiling.configs import configs_for
+    from fastclip.tools.profiling.configs import configs_for, dropped_notes
 
-    words = [*(f"--config={name}" for name in config), *train_options]
-    # before torch is imported: a mistake is told at once
-    configs, left_out = configs_for(algorithm.split(","), parse(words, prog="fastclip profile"))
-    for name, value, example in (("--steps", steps, 20), ("--warmup", warmup, 5)):
+    options = [*(f"--config={name}" for name in config), *train_options]
+    # before torch is imported: errors surface immediately
+    configs, dropped = configs_for(algorithm.split(","), parse(options, prog="fastclip profile"))
+    for name, value, example in (("steps", steps, 20), ("warmup", warmup, 5)):
         if value < 1:
-            raise ValueError(f"{name} {value} must be at least 1; try {example}.")
+            raise OptionError(name, value, "must be at least 1", example=example)
     out = out or Path("profiles") / (Path(config[-1]).stem if config else "train")
     # or the profiler's library complains at every start that there is no GPU
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    if sizes is None:
-        found = _profile_here(configs, out, steps, warmup)
+    if ranks is None:
+        measured = _profile_here(configs, out, steps, warmup)
     else:
-        words += [f"--steps={steps}", f"--warmup={warmup}"]
-        found = _profile_sizes(words, configs, _sizes(sizes), out)
-    if found is not None:
-        _keep_and_show(found | {"command": command, "left_out": left_out}, out, json)
+        options += [f"--steps={steps}", f"--warmup={warmup}"]
+        measured = _profile_rank_counts(options, configs, ranks, out)
+    if measured is not None:
+        _save_and_show(measured | {"command": command, "left_out": dropped_notes(dropped)}, out, json)
 
 
 def _profile_here(configs: list[Resolved], out: Path, steps: int, warmup: int) -> dict | None:
-    """As one rank, alone or of several; rank 0 returns what all of them found."""
+    """As one rank, alone or of several; rank 0 returns the profiles of all."""
     from fastclip.distributed.world import join_world, silence_other_ranks
     from fastclip.files import make_writable
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
@@ -93,78 +95,80 @@ def _profile_here(configs: list[Resolved], out: Path, steps: int, warmup: int) -
         profiles = []
         for config in configs:
             trace = out / f"trace-{config.algorithm}-rank{world.rank}.json.gz"
-            worker = profile_steps(config, world, trace, steps=steps, warmup=warmup)
-            profiles.append(AlgorithmProfile(config.algorithm, config.batch.size, world.gather(worker)))
+            own = profile_steps(config, world, trace, steps=steps, warmup=warmup)
+            profiles.append(AlgorithmProfile(config.algorithm, config.batch.size, world.gather(own)))
     if not world.is_main:
         return None
     facts = {"steps": steps, "warmup": warmup, "versions": _versions(), "machine": _machine()}
     return facts | {"profiles": [asdict(profile) for profile in profiles]}
 
 
-def _profile_sizes(words: list[str], configs: list[Resolved], sizes: list[int], out: Path) -> dict:
-    """As several processes for each number of workers, one number after another."""
+def _profile_rank_counts(options: list[str], configs: list[Resolved], ranks: str, out: Path) -> dict:
+    """As several processes for each number of ranks, one number after another."""
+    counts = _rank_counts(ranks)
     import torch
 
     from fastclip.distributed.world import find_place
-    from fastclip.tools.profiling.sizes import profile_sizes
+    from fastclip.tools.profiling.rank_counts import profile_rank_counts
 
     if find_place(os.environ) is not None:
-        raise ValueError("--sizes starts workers by itself; call it without torchrun or srun.")
-    gpus = torch.cuda.device_count()
-    if gpus and max(sizes) > gpus:
-        raise ValueError(
-            f"--sizes asks for {max(sizes)} workers, and there are {gpus} GPUs; try --sizes 1,{gpus}."
+        raise OptionError(
+            "ranks", ranks, "starts its own processes", advice="Run it without torchrun or srun."
         )
-    words = [*words, f"--algorithm={','.join(config.algorithm for config in configs)}"]
-    found = profile_sizes(words, sizes, configs[0].batch.size, out, len(configs))
-    return found[0] | {"profiles": [profile for one in found for profile in one["profiles"]]}
+    gpus = torch.cuda.device_count()
+    if gpus and max(counts) > gpus:
+        raise OptionError(
+            "ranks", ranks, f"requires {max(counts)} GPUs, but there are {gpus}", example=f"1,{gpus}"
+        )
+    options = [*options, f"--algorithm={','.join(config.algorithm for config in configs)}"]
+    measured = profile_rank_counts(options, counts, configs[0].batch.size, out, len(configs))
+    return measured[0] | {"profiles": [profile for one in measured for profile in one["profiles"]]}
 
 
-def _keep_and_show(found: dict, out: Path, as_json: bool) -> None:
+def _save_and_show(measured: dict, out: Path, as_json: bool) -> None:
     from fastclip.files import atomic_write
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
     from fastclip.tools.profiling.profile_chart import draw
     from fastclip.tools.report.output import write
 
-    profiles = [AlgorithmProfile.from_dict(saved) for saved in found["profiles"]]
+    profiles = [AlgorithmProfile.from_dict(saved) for saved in measured["profiles"]]
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    units = {"times": "ms", "sent": "bytes a step", "peak_memory": "bytes"}
-    found = {"command": found["command"], "date": now, "units": units} | found
-    text = dumps(found, indent=1) + "\n"
+    units = {"times": "ms", "sent": "bytes per step", "peak_memory": "bytes"}
+    measured = {"command": measured["command"], "date": now, "units": units} | measured
+    text = dumps(measured, indent=1) + "\n"
     atomic_write(out / PROFILE_FILE, text)
-    write(draw(profiles), out / PICTURE_FILE)
+    write(draw(profiles), out / CHART_FILE)
     if as_json:
         print(text, end="")
     else:
-        _show(profiles, found, out)
+        _show(profiles, measured, out)
 
 
-def _show(profiles: list[AlgorithmProfile], found: dict, out: Path) -> None:
+def _show(profiles: list[AlgorithmProfile], measured: dict, out: Path) -> None:
     from fastclip.terminal import console
-    from fastclip.tools.profiling.breakdown import as_table, sizes
+    from fastclip.tools.profiling.breakdown import as_table, rank_counts
 
     console().print(as_table(profiles))
-    local = f"{profiles[0].batch // profiles[0].size:,} pairs a step on each worker"
-    most = max(sizes(profiles))
-    any_size = ", however many there are" if len(sizes(profiles)) > 1 else ""
+    local_batch, most = profiles[0].batch // profiles[0].num_ranks, max(rank_counts(profiles))
     lines = [
-        f"Mean (sd) of {found['steps']} steps after {found['warmup']} to warm up; {local}{any_size}.",
-        "Pure communication is what no computation hides. Others is the rest of the total.",
+        f"Mean (sd) of {measured['steps']} steps after {measured['warmup']} warmup steps; "
+        f"{local_batch:,} pairs per rank and step.",
+        "Pure communication does not overlap with computation. Others is the rest of the total.",
         f"Peak memory is the {profiles[0].workers[0].memory}.",
     ]
     if most > 1:
-        lines.append("The slowest worker is the one that the others wait for: the least pure communication.")
-    cores, threads = found["machine"]["cores"], found["machine"]["threads"]
-    if not found["machine"]["gpu"] and most * threads > cores:
-        lines.append(f"! {most} workers of {threads} threads share {cores} cores.")
-    lines += [f"! {sentence}" for sentence in found["left_out"]]
-    print("\n".join(["", *lines, f"Figures, a picture and traces for ui.perfetto.dev: {out}"]))
+        lines.append("The slowest rank is the one that others wait for: it has the least pure communication.")
+    cores, threads = measured["machine"]["cores"], measured["machine"]["threads"]
+    if not measured["machine"]["gpu"] and most * threads > cores:
+        lines.append(f"! {most} ranks with {threads} threads each share {cores} cores.")
+    lines += [f"! {note}" for note in measured["left_out"]]
+    print("\n".join(["", *lines, f"All numbers, a chart, and traces for ui.perfetto.dev: {out}"]))
 
 
-def _sizes(text: str) -> list[int]:
-    numbers = text.split(",")
+def _rank_counts(ranks: str) -> list[int]:
+    numbers = ranks.split(",")
     if not all(number.strip().isdecimal() and int(number) for number in numbers):
-        raise ValueError(f"--sizes {text} must be numbers of workers with commas between; try --sizes 1,2.")
+        raise OptionError("ranks", ranks, "must be positive integers separated by commas", example="1,2")
     return sorted({int(number) for number in numbers})
 
 

@@ -1,7 +1,7 @@
-"""Runs the trainer's own steps under torch.profiler, and keeps the trace of each worker.
+"""Run the trainer's own steps under torch.profiler and write the trace of each rank.
 
-What is measured is what `fastclip train` does in a step: the same loader, towers, loss, optimizer and DDP.
-What it does between steps is left out: records, evaluations, checkpoints, the poll for a stop.
+A step is that of `fastclip train`: the same loader, towers, loss, optimizer and DDP. What happens between
+steps is excluded: metrics, evaluation, checkpoints, polling for a stop.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from fastclip.config.resolved import Resolved
 from fastclip.distributed.world import World
+from fastclip.errors import OptionError
 from fastclip.terminal import progress
-from fastclip.tools.profiling.breakdown import WorkerProfile
+from fastclip.tools.profiling.breakdown import RankProfile
 from fastclip.tools.profiling.collectives import bytes_sent
 from fastclip.tools.profiling.peak_memory import PeakMemory
 from fastclip.tools.profiling.timeline import WAITING_FOR_DATA, read_events, step_times
 from fastclip.training.build import build_step, build_towers
-from fastclip.training.training_pairs import open_pairs
+from fastclip.training.training_pairs import open_training_pairs
 
 
-def profile_steps(config: Resolved, world: World, trace: Path, *, steps: int, warmup: int) -> WorkerProfile:
-    """Build everything anew, and profile so many steps after the first few.
+def profile_steps(config: Resolved, world: World, trace: Path, *, steps: int, warmup: int) -> RankProfile:
+    """Build a new run and profile its first steps.
 
     Args:
-        trace: where this worker's trace is written; a name with .gz makes it small.
-        steps: how many are measured.
-        warmup: how many come before, in which memory is allocated and caches fill.
+        trace: file for this rank's trace; compressed if it ends in .gz.
+        steps: number of steps to measure.
+        warmup: steps before them, in which memory is allocated and caches fill.
     """
     peak = PeakMemory(world.device)
     with (
         progress(f"profiling {config.algorithm}", "steps") as update,
-        closing(_steps(config, world, warmup + steps + 1)) as turns,
+        closing(_steps(config, world, steps, warmup)) as turns,
         _profiler(world, steps, warmup) as profiler,
     ):
         for done in range(1, warmup + steps + 1):
             next(turns)
             if done == warmup:
-                memory = peak.bytes()  # before the profiler needs some itself
+                memory = peak.bytes()  # before the profiler allocates its own
                 world.barrier()
             if done in (warmup, warmup + steps) and world.device.type == "cuda":
-                torch.cuda.synchronize(world.device)  # no kernel runs into the first step or beyond the last
+                torch.cuda.synchronize(
+                    world.device
+                )  # or a kernel may run into the first step or past the last
             profiler.step()
             if world.is_main:
                 update(done, warmup + steps)
@@ -53,19 +56,22 @@ def profile_steps(config: Resolved, world: World, trace: Path, *, steps: int, wa
     trace.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(trace))
     times = step_times(read_events(trace), world.device.type)
-    return WorkerProfile(world.rank, times, sent, memory, peak.what)
+    return RankProfile(world.rank, times, sent, memory, peak.what)
 
 
-def _steps(config: Resolved, world: World, count: int) -> Generator[None, None, None]:
-    """The first steps of the run, one at a time."""
+def _steps(config: Resolved, world: World, steps: int, warmup: int) -> Generator[None, None, None]:
+    """Run the first steps, one at a time; the one after the measured steps is for counting bytes."""
+    count = warmup + steps + 1
     towers = build_towers(config, world)
-    pairs = open_pairs(config, towers, world)
+    pairs = open_training_pairs(config, towers, world)
     num_samples = len(pairs.manifest)
     if count > (total := config.total_steps(num_samples)):
         epochs = ceil(count * config.batch.size / num_samples)
-        raise ValueError(
-            f"The run has {total:,} steps, and {count:,} are needed: give --epochs {epochs}, "
-            "a smaller --batch.size, or fewer --steps."
+        raise OptionError(
+            "steps",
+            steps,
+            f"requires a run of {count:,} steps with warmup, but this run has {total:,}",
+            advice=f"Pass --epochs {epochs}, a smaller --batch.size, or fewer --steps.",
         )
     train_step = build_step(config, towers, num_samples, world, pairs.decoder.finish)
     batches = iter(pairs.loader(config.data, world, 0, count))

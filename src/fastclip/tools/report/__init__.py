@@ -1,1 +1,1 @@
-"""Pages about runs: what was trained, how it went, and what the model finds."""
+"""HTML reports about runs and studies: training curves, scores, search examples and hard pairs."""

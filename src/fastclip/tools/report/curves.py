@@ -1,4 +1,4 @@
-"""Which curves a run has: their points, their units, and a sentence on how to read each."""
+"""The curves of a run: points, units, and a caption that says how to read each."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fastclip.run.folder import Run, number, timing
 from fastclip.tools.report.key_figures import best_measure, known
 from fastclip.tools.study.learning_curves import IN_TRAINING, measured
 
-_MOST_LINES = 5  # of evaluation measures; more could not be told apart
+_MAX_LINES = 5  # evaluation metrics in one plot; more could not be distinguished
 
 
 class Axis(NamedTuple):
-    """What lies on the level axis."""
+    """A horizontal axis."""
 
     key: str
     label: str
-    of: Callable[[Run, dict], float | None]
-    """Where a record of a run lies."""
+    position: Callable[[Run, dict], float | None]
+    """Where a record of a run is on it; None if unknown."""
     seconds: float = 1
-    """In a unit of time."""
+    """Seconds per unit of a time axis."""
 
 
 EPOCHS = Axis("epochs", "epochs", lambda run, record: number(record["epoch"]))
@@ -32,31 +32,31 @@ SAMPLES = Axis("samples", "samples seen", lambda run, record: run.samples_at(rec
 
 
 def time_axis(seconds: float) -> Axis:
-    """In the unit that suits what takes so long."""
+    """A time axis in a unit that suits this duration."""
     units = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
     unit = next(name for name, size in units.items() if seconds >= 2 * size or size == 1)
 
-    def of(run: Run, record: dict) -> float | None:
-        found = run.seconds_at(record)
-        return None if found is None else found / units[unit]
+    def position(run: Run, record: dict) -> float | None:
+        elapsed = run.seconds_at(record)
+        return None if elapsed is None else elapsed / units[unit]
 
-    return Axis("time", unit, of, units[unit])
+    return Axis("time", unit, position, units[unit])
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values; NaN where a record has none."""
+    """Points of a line; y is NaN where a record has no value."""
 
     label: str
     x: list[float]
     y: list[float]
     spread: list[float] | None = None
-    """How far values lie around each point, to both sides."""
+    """Half the width of the band or error bar at each point."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """What lies between two lines."""
+    """A filled area between two lines."""
 
     label: str
     x: list[float]
@@ -66,7 +66,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Level:
-    """A value to compare with."""
+    """A horizontal reference line."""
 
     label: str
     value: float
@@ -80,40 +80,37 @@ class Curve:
     key: str
     title: str
     unit: str
-    """What the upright axis says."""
+    """The label of the vertical axis."""
     caption: str
     lines: list[Line]
     band: Band | None = None
     levels: tuple[Level, ...] = ()
     from_zero: bool = False
-    """The upright axis starts at 0."""
+    """The vertical axis starts at 0."""
     latest: str = ""
     """The last value of the first line."""
     axis: str = "epochs"
-    """What the level axis says."""
-    places: tuple[float, ...] = ()
-    """Where the level axis is marked, and spreads are bars: the values of an option; a course has none."""
+    """The label of the horizontal axis."""
+    ticks: tuple[float, ...] = ()
+    """The values of an option, if that is the horizontal axis; spreads are then error bars, not bands."""
 
 
 def curves(run: Run, axis: Axis = EPOCHS) -> list[Curve]:
-    """All for which the records have values, in the order of the page."""
+    """The curves that the records have values for, in the order of the page."""
     return [curve for make in _MAKERS if has_points(curve := make(run, axis))]
 
 
-def elsewhere(run: Run) -> list[Curve]:
-    """The two that matter most against samples and time, where these are known."""
+def curves_by_samples_and_time(run: Run) -> list[Curve]:
+    """Evaluation and loss against samples and against time, where these are known."""
     axes = (SAMPLES, time_axis(max(known(run.records, "elapsed"), default=0.0)))
-    found = [curve for axis in axes for curve in curves(run, axis)]
-    return [curve for curve in found if curve.key.startswith(("evaluation", "loss"))]
+    every = [curve for axis in axes for curve in curves(run, axis)]
+    return [curve for curve in every if curve.key.startswith(("evaluation", "loss"))]
 
 
 def short_name(measure: str) -> str:
-    """A measure's name that fits into a legend."""
-    found = re.fullmatch(r"(image|text|mean)(?:_retrieval)?_recall@(\d+)", measure)
-    if not found:
-        return measure
-    sought = {"image": "find picture", "text": "find caption", "mean": "mean"}[found[1]]
-    return f"{sought}, top {found[2]}"
+    """The name of a metric, short enough for a legend: image_retrieval_recall@5 becomes image recall@5."""
+    recall = re.fullmatch(r"(image|text|mean)(?:_retrieval)?_recall@(\d+)", measure)
+    return f"{recall[1]} recall@{recall[2]}" if recall else measure
 
 
 def measure_title(measure: str, axis: Axis) -> str:
@@ -122,12 +119,12 @@ def measure_title(measure: str, axis: Axis) -> str:
 
 
 def has_points(curve: Curve) -> bool:
-    """Whether there is anything to draw."""
+    """Whether there is a point to draw."""
     return any(x == x and y == y for line in curve.lines for x, y in zip(line.x, line.y, strict=True))
 
 
 def _curve(axis: Axis, key: str, unit: str, lines: list[Line], **more: Any) -> Curve:
-    """With the last value of the first line; an axis other than epochs has its name in the key."""
+    """A curve with the last value of its first line; axes other than epochs are named in the key."""
     values = [value for line in lines[:1] for value in line.y if value == value]
     latest = f"{values[-1]:.4g}{' %' * unit.startswith('%')}".replace("-", "−") if values else ""
     key = key if axis is EPOCHS else f"{key}-{axis.key}"
@@ -137,27 +134,27 @@ def _curve(axis: Axis, key: str, unit: str, lines: list[Line], **more: Any) -> C
 def _evaluation(run: Run, axis: Axis) -> Curve:
     names = measured([run])
     shown = [name for name in dict.fromkeys((best_measure(run), *_GENERAL, *names)) if name in names]
-    x = _scaled([axis.of(run, record) for record in run.evaluations])
+    x = _scaled([axis.position(run, record) for record in run.evaluations])
     lines = []
-    for name in filter(None, shown[:_MOST_LINES]):
+    for name in filter(None, shown[:_MAX_LINES]):
         y = _scaled([record["evaluation"].get(name) for record in run.evaluations], 100)
         lines.append(Line(short_name(name), x, y))
-    left = len(names) - len(lines)
-    more = f" {left} more measures are in metrics.jsonl." if left > 0 else ""
+    omitted = len(names) - len(lines)
+    more = f" metrics.jsonl has {omitted} more metric{'s' * (omitted != 1)}." if omitted > 0 else ""
     caption = (
-        "How often the model is right on data that it does not train on. Higher is better; a line that "
-        f"turns down means that the model begins to fit its training pairs only.{more}"
+        "Accuracy on data that the model does not train on. Higher is better; a line that turns down is a "
+        f"sign of overfitting.{more}"
     )
-    return _curve(axis, "evaluation", "% right", lines, title="Evaluation", caption=caption, from_zero=True)
+    return _curve(axis, "evaluation", "% correct", lines, title="Evaluation", caption=caption, from_zero=True)
 
 
 _GENERAL = (*IN_TRAINING, "image_retrieval_recall@5", "text_retrieval_recall@5")
 
 
 def _simple(key: str, title: str, unit: str, caption: str, run: Run, axis: Axis, **more: Any) -> Curve:
-    """A curve of one value of the records, whose `name` is the key if left out; shares are in percent."""
+    """A curve of one value of the records, called `name` there (default: the key); shares are in percent."""
     name, label = more.pop("name", key), more.pop("label", title)
-    x = _scaled([axis.of(run, record) for record in run.records])
+    x = _scaled([axis.position(run, record) for record in run.records])
     values = [record.get(name, timing(record, name)) for record in run.records]
     lines = [Line(label, x, _scaled(values, 100 if unit.startswith("%") else 1))]
     return _curve(axis, key, unit, lines, title=title, caption=caption, **more)
@@ -171,11 +168,11 @@ def _radius(run: Run, axis: Axis) -> Curve:
             levels.append(Level("ρ", settings.rho))
         levels.append(Level("log(B−1)", log(run.config.batch.size - 1), dotted=True))
     goal = (
-        "In this algorithm τ falls while the radius is below ρ and rises above it: the radius settles at ρ."
+        "This algorithm lowers τ while the radius is below ρ and raises it above, so it settles at ρ."
         if len(levels) == 2
-        else "It grows as the model tells its negatives apart, and with a lower τ."
+        else "It grows as the model learns to separate its negatives, and as τ falls."
     )
-    caption = f"How unevenly the negatives weigh. {goal} At γ = 1 it cannot pass log(B−1)."
+    caption = f"How unevenly the loss weights the negatives. {goal} At γ = 1 it cannot exceed log(B−1)."
     curve = _simple("radius", "Radius", "nats", caption, run, axis, label="mean(q−ℓ)")
     return replace(curve, levels=tuple(levels))
 
@@ -183,8 +180,8 @@ def _radius(run: Run, axis: Axis) -> Curve:
 def _log_u(run: Run, axis: Axis) -> Curve:
     low, high = (_scaled([record.get(f"log_u_q{q}") for record in run.records]) for q in ("05", "95"))
     caption = (
-        "The estimators of the batch's samples. They fall as pairs become easier to tell from the rest; "
-        "the upper edge of the band are the samples that are still hard."
+        "The estimators of the samples in the batch. They fall as pairs become easier to tell apart; the "
+        "top of the band shows the samples that are still hard."
     )
     median = {"name": "log_u_q50", "label": "median"}
     curve = _simple("log_u", "Estimators log u", "log u", caption, run, axis, **median)
@@ -194,27 +191,27 @@ def _log_u(run: Run, axis: Axis) -> Curve:
 _MAKERS: tuple[Callable[[Run, Axis], Curve], ...] = (
     _evaluation,
     partial(_simple, "loss", "Loss", "loss",
-            "What training makes small; it may be negative, and may jump when γ changes. It should fall and "
-            "then flatten. Losses of two algorithms cannot be compared: their evaluations can."),
+            "The training objective. It should fall and then flatten; it may be negative, and may jump when "
+            "γ changes. Compare algorithms by their evaluations, not by their losses."),
     partial(_simple, "tau", "Temperature τ", "τ",
-            "How sharply the loss looks at the hardest negatives; lower is sharper. It should settle, and "
-            "not stay at its lower limit."),
+            "How strongly the loss focuses on the hardest negatives; lower is sharper. It should settle "
+            "above its lower limit."),
     _radius,
     _log_u,
     partial(_simple, "unvisited", "Unvisited pairs", "% of all pairs",
-            "The share of the pairs that have no estimator yet. It reaches 0 at the end of the first epoch.",
+            "The share of pairs without an estimator so far. It reaches 0 at the end of the first epoch.",
             from_zero=True),
-    partial(_simple, "gamma", "Inner rate γ", "γ",
-            "How fast the estimators follow the batch: at 1 only the batch counts, at lower values the past "
-            "too.", from_zero=True),
+    partial(_simple, "gamma", "Inner learning rate γ", "γ",
+            "How quickly the estimators follow the batch. At 1 only the current batch counts; below 1, past "
+            "batches count too.", from_zero=True),
     partial(_simple, "lr", "Learning rate", "learning rate",
-            "It rises in the warm-up and then falls along a cosine.", from_zero=True),
+            "It rises during warm-up and then falls along a cosine.", from_zero=True),
     partial(_simple, "grad_norm", "Gradient norm", "norm",
-            "The length of the model's gradient before clipping. Lone peaks are harmless; a steady rise is a "
-            "warning: try a lower learning rate or --optim.clip 1.0.", from_zero=True),
+            "The norm of the model's gradient before clipping. Isolated peaks are harmless; if it rises "
+            "steadily, try a lower learning rate or --optim.clip 1.0.", from_zero=True),
     partial(_simple, "samples_per_second", "Speed", "samples/s",
-            "Pairs trained on in a second, without the time of evaluations and checkpoints. Dips are other "
-            "work on the machine, or slow data.", from_zero=True),
+            "Training throughput, excluding evaluations and checkpoints. Dips are caused by other work on "
+            "the machine, or by slow data.", from_zero=True),
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Which pairs a model finds hardest, and which of its negatives are likely none at all.
+"""The pairs that a model finds hardest, and negatives that are likely false.
 
-Shapes: b pictures with a caption each, d features; s_ij is the cosine of picture i and caption j. Up to 5,000
-of the evaluated pairs are compared, in tiles: b×b similarities are never in memory together.
+Shapes: b images with a caption each, d features; s_ij is the cosine of image i and caption j. Up to 5,000
+pairs are compared, in tiles: the b×b similarities are never all in memory.
 """
 
 from __future__ import annotations
@@ -15,95 +15,106 @@ from torch import Tensor
 from fastclip.tools.report.search_examples import Thumbnail, thumbnail_of
 from fastclip.tools.search.index import Index
 
-MOST_PAIRS = 5_000
+MAX_PAIRS = 5_000
 HARDEST, LIKELY = 12, 12  # shown on a page
 _TILE = 1024
-Ranked = list[tuple[float, int, int]]  # a value, a picture and a caption, the highest values first
+Ranked = list[tuple[float, int, int]]  # value, image, caption; highest values first
 
 
 class HardPair(NamedTuple):
-    """A picture whose own caption does not stand out."""
+    """An image whose own caption does not stand out."""
 
     thumbnail: Thumbnail
     log_g: float
-    """By both directions: how much the other pairs weigh against this one."""
+    """How much the other pairs weigh against this one, averaged over both directions."""
     caption_place: int
-    """Of its own caption among all, from 1; equal captions do not count."""
-    picture_place: int
+    """The position of its own caption among all captions, from 1; equal captions do not count."""
+    image_place: int
+    """The position of its own image among all images."""
 
 
 class LikelyFalse(NamedTuple):
-    """Two samples that the loss would push apart, and should not."""
+    """Two samples that the loss pushes apart but should not."""
 
-    picture: Thumbnail
+    image: Thumbnail
     other: Thumbnail
     similarity: float
-    """Of the picture with the other's caption."""
+    """The cosine of the image and the other's caption."""
     own: float
-    """With its own."""
+    """The cosine of the image and its own caption."""
     equal: bool
     """Both have the same caption."""
 
 
-class Samples(NamedTuple):
-    """What the evaluated pairs tell."""
+class HardPairs(NamedTuple):
+    """Hard pairs and likely false negatives of a collection."""
 
     pairs: int
-    of: int
-    """Pairs that are there; those beyond the first 5,000 were not looked at."""
+    """Pairs compared."""
+    total: int
+    """All pairs; only the first 5,000 are compared."""
     hardest: list[HardPair]
     likely_false: list[LikelyFalse]
     equal: int
-    """Pairs of samples that have the same caption."""
+    """Pairs of samples with the same caption."""
     exceeding: int
-    """Pairs of samples with different captions in which the other's caption fits better than one's own."""
+    """Cases in which a different caption fits an image better than its own."""
 
 
 class Comparison(NamedTuple):
-    """Numbers of every pair, and the likeliest false negatives as (picture, caption) rows.
+    """Values for every pair, and the likeliest false negatives as (image, caption) rows.
 
-    Of those with different captions, likeliest are the ones that each fit the other best, over their own: a
-    single picture that the model does not understand at all would fit everything better than its own caption.
+    With different captions, a false negative is likely if each image fits the other's caption better than its
+    own. One direction alone is not enough: an image that the model misreads fits any caption better.
     """
 
     log_g_b: Tensor
     caption_place_b: Tensor
-    picture_place_b: Tensor
+    image_place_b: Tensor
     equal_pairs: list[tuple[int, int]]
     better_pairs: list[tuple[int, int]]
     equal: int
     exceeding: int
 
 
-def look_at_samples(index: Index, progress: Callable[[int, int], None]) -> Samples | None:
-    """Of pictures that have captions, by the first caption of each; None if fewer than two have."""
-    told = [(row, number, captions[0])
-            for row, number in enumerate(index.features.kept_b.tolist())
-            if (captions := index.pictures.pictures[number].captions)]  # fmt: skip
-    if len(told) < 2:
+def find_hard_pairs(
+    index: Index, progress: Callable[[int, int], None], most: int = MAX_PAIRS
+) -> HardPairs | None:
+    """Compare images by the first caption of each; None if fewer than two images have a caption.
+
+    Args:
+        progress: called with (done, total) pairs.
+        most: compare only this many pairs.
+    """
+    captioned = [(row, number, captions[0])
+                 for row, number in enumerate(index.features.kept_b.tolist())
+                 if (captions := index.pictures.pictures[number].captions)]  # fmt: skip
+    if len(captioned) < 2:
         return None
-    chosen = told[:MOST_PAIRS]
+    chosen = captioned[:most]
     code_of = {caption: code for code, caption in enumerate(index.captions)}
     image_bd = index.features.image_bd[torch.tensor([row for row, _, _ in chosen])].float()
     code_b = torch.tensor([code_of[caption] for _, _, caption in chosen], device=image_bd.device)
     text_bd = index.caption_features().to(image_bd.device).float()[code_b]
     tau = 1 / float(index.model.towers.clip.logit_scale.detach().exp())
-    found = compare(image_bd, text_bd, code_b, tau, progress=progress)
+    compared = compare(image_bd, text_bd, code_b, tau, progress=progress)
 
     def tile(row: int) -> Thumbnail:
         return thumbnail_of(index, chosen[row][1], [chosen[row][2]])
 
-    def cosine(picture: int, caption: int) -> float:
-        return float(image_bd[picture] @ text_bd[caption])
+    def cosine(image: int, caption: int) -> float:
+        return float(image_bd[image] @ text_bd[caption])
 
-    hard = found.log_g_b.argsort(descending=True, stable=True)[:HARDEST].tolist()
-    numbers = [number_b[hard].tolist() for number_b in found[:3]]  # log g, and the places of both
+    hard = compared.log_g_b.argsort(descending=True, stable=True)[:HARDEST].tolist()
+    numbers = [number_b[hard].tolist() for number_b in compared[:3]]  # log g and both places
     hardest = [HardPair(tile(row), *known) for row, *known in zip(hard, *numbers, strict=True)]
-    likely = [(i, j, True) for i, j in found.equal_pairs] + [(i, j, False) for i, j in found.better_pairs]
+    likely = [(i, j, True) for i, j in compared.equal_pairs] + [
+        (i, j, False) for i, j in compared.better_pairs
+    ]
     pairs = [
         LikelyFalse(tile(i), tile(j), cosine(i, j), cosine(i, i), same) for i, j, same in likely[:LIKELY]
     ]
-    return Samples(len(chosen), len(told), hardest, pairs, found.equal, found.exceeding)
+    return HardPairs(len(chosen), len(captioned), hardest, pairs, compared.equal, compared.exceeding)
 
 
 @torch.no_grad()
@@ -115,16 +126,16 @@ def compare(
     tile: int = _TILE,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
-    """Every picture with every caption.
+    """Compare every image with every caption.
 
     Args:
-        code_b: equal for equal captions; these are no negatives of each other.
+        code_b: equal for equal captions, which are not negatives of each other.
         tau: the model's temperature.
-        progress: is told (done, total) of the pairs.
+        progress: called with (done, total) pairs.
     """
     own_b = (image_bd * text_bd).sum(1)
     b = len(own_b)
-    log_sum = image_bd.new_full((2, b), -torch.inf)  # of the pictures, of the captions
+    log_sum = image_bd.new_full((2, b), -torch.inf)  # rows: images, captions
     negatives_b, place = code_b.new_zeros(b), code_b.new_ones(2, b)
     equal, exceeding = 0, 0
     equal_pairs: Ranked = []
@@ -146,7 +157,7 @@ def compare(
             equal += int(twins.sum())
             exceeding += int((excess > 0).sum())
             equal_pairs = _keep_best(equal_pairs, s.masked_fill(~twins, -torch.inf), rows, columns)
-            # How much better the row's caption fits the column's picture than its own
+            # How much better the row's caption fits the column's image than that image's own caption does
             turned = (image_bd[columns] @ text_bd[rows].T).T - own_b[columns]
             both = torch.minimum(excess, turned).masked_fill((excess <= 0) | (excess < turned), -torch.inf)
             better_pairs = _keep_best(better_pairs, both, rows, columns)
@@ -158,7 +169,7 @@ def compare(
 
 
 def _keep_best(best: Ranked, values: Tensor, rows: slice, columns: slice) -> Ranked:
-    """The highest of a tile and of those before it."""
+    """The highest values of this tile and the ones before it."""
     top = values.flatten().topk(min(LIKELY, values.numel()))
     places = (divmod(place, values.shape[1]) for place in top.indices.tolist())
     new = [
@@ -166,4 +177,4 @@ def _keep_best(best: Ranked, values: Tensor, rows: slice, columns: slice) -> Ran
         for value, (i, j) in zip(top.values.tolist(), places, strict=True)
         if value > -torch.inf
     ]
-    return sorted(best + new, key=lambda found: (-found[0], found[1:]))[:LIKELY]
+    return sorted(best + new, key=lambda pair: (-pair[0], pair[1:]))[:LIKELY]

@@ -1,4 +1,4 @@
-"""The few big numbers at the head of a page: how good, how long, how fast, and what was lost."""
+"""The key figures at the top of a page: score, training time, speed, skipped steps and bad pairs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fastclip.run.folder import Run, number, timing
 from fastclip.text import duration
 from fastclip.tools.study.learning_curves import measured
 
-_LONG_WAIT = 0.5  # share of the time: more readers would make the run faster
+_LONG_WAIT = 0.5  # share of the time; above it, more loader workers would make the run faster
 
 
 class Figure(NamedTuple):
-    """A big number, and what it is."""
+    """A key figure."""
 
     name: str
     value: str
@@ -23,42 +23,42 @@ class Figure(NamedTuple):
     alarming: bool = False
 
 
-def headline(run: Run) -> list[Figure]:
-    """Those that the run's records allow."""
+def key_figures(run: Run) -> list[Figure]:
+    """The figures that the run's records have values for."""
     return list(_figures(run))
 
 
 def known(records: list[dict], name: str) -> list[float]:
-    """The numbers that records have under a name, or under it in "time"."""
+    """The finite values that records have under a name, at the top level or under "time"."""
     values = (number(record.get(name, timing(record, name))) for record in records)
     return [value for value in values if value is not None]
 
 
 def best_measure(run: Run) -> str | None:
-    """By which the best checkpoint is chosen; what was never measured is not it."""
+    """The metric that the best checkpoint is chosen by, if it was measured; otherwise one that was."""
     chosen, names = run.config.evaluate.best if run.config else None, measured([run])
-    wanted = (run.metadata.get("best", {}).get("measure"), chosen, "mean_recall@1", "tasks_mean")
-    return next((name for name in (*wanted, *names) if name in names), None)
+    preferred = (run.metadata.get("best", {}).get("measure"), chosen, "mean_recall@1", "tasks_mean")
+    return next((name for name in (*preferred, *names) if name in names), None)
 
 
-def in_words(measure: str) -> str:
-    """A measure for who does not know it: what the share is a share of."""
+def describe(measure: str) -> str:
+    """A metric in plain English, to be read after its value: "75 %" "of captions rank …"."""
     task, _, name = measure.rpartition("/")
-    words = _WORDS.get(name, "by this measure")
-    if found := re.fullmatch(r"(image|text)_retrieval_recall@(\d+)", name):
-        which = {"image": "captions find their own picture", "text": "pictures find their own caption"}
-        words = f"of {which[found[1]]} {'first' if found[2] == '1' else f'among the first {found[2]}'}"
-    return f"{words}, in {task}" if task else words
+    meaning = _MEANINGS.get(name, "by this metric")
+    if recall := re.fullmatch(r"(image|text)_retrieval_recall@(\d+)", name):
+        which = {"image": "captions rank their own image", "text": "images rank their own caption"}
+        meaning = f"of {which[recall[1]]} {'first' if recall[2] == '1' else f'in the top {recall[2]}'}"
+    return f"{meaning}, on {task}" if task else meaning
 
 
-_WORDS = {
-    "mean_recall@1": "of captions and pictures find their own partner first",
-    "tasks_mean": "is the mean over all tasks",
-    "acc1": "of pictures are given the right class",
-    "acc5": "of pictures have the right class among the first 5",
-    "mean_per_class_recall": "of a class's pictures are recognised, on average",
-    "mean_average_precision": "is the mean average precision",
-    "jaccard_score_10-12": "is the overlap with what people chose",
+_MEANINGS = {
+    "mean_recall@1": "of captions and images rank their own partner first",
+    "tasks_mean": "mean over all tasks",
+    "acc1": "of images are assigned the right class",
+    "acc5": "of images have the right class in the top 5",
+    "mean_per_class_recall": "of the images of a class are recognised, on average",
+    "mean_average_precision": "mean average precision",
+    "jaccard_score_10-12": "overlap with human choices",
 }
 
 
@@ -67,24 +67,24 @@ def percent(share: float) -> str:
 
 
 def _figures(run: Run) -> Iterator[Figure]:
-    measure, pairs = best_measure(run) or "", f"of {run.num_samples:,} " if run.num_samples else ""
+    measure, pairs = best_measure(run) or "", f"{run.num_samples:,} pairs" if run.num_samples else "the pairs"
     scored = [(value, e) for e in run.evaluations for value in known([e["evaluation"]], measure)]
     if scored:
         trained = [(value, record) for value, record in scored if record["step"] > 0]
         value, record = max(trained or scored, key=lambda pair: pair[0])
         name = "best score" if trained else "score before training"
-        yield Figure(name, percent(value), f"{in_words(measure)} ({measure}), at epoch {record['epoch']:.3g}")
+        yield Figure(name, percent(value), f"{describe(measure)} ({measure}), at epoch {record['epoch']:.3g}")
     if seconds := known([*run.records, run.metadata], "elapsed"):
-        workers = run.metadata.get("workers")
-        on = f", on {workers} workers" if workers and workers > 1 else ""
-        yield Figure("time trained", duration(max(seconds)), f"with evaluations and checkpoints{on}")
+        ranks = run.metadata.get("workers")
+        on = f", on {ranks} ranks" if ranks and ranks > 1 else ""
+        yield Figure("training time", duration(max(seconds)), f"including evaluations and checkpoints{on}")
     if speeds := known(run.records, "samples_per_second"):
         wait = median(known(run.records, "data_wait") or [0.0])
-        note = f"the median; {100 * wait:.0f} % of the time waiting for data"
-        yield Figure("samples a second", f"{median(speeds):,.0f}", note, wait > _LONG_WAIT)
+        note = f"median; {100 * wait:.0f} % of the time is spent waiting for data"
+        yield Figure("samples/s", f"{median(speeds):,.0f}", note, wait > _LONG_WAIT)
     for skipped in known(run.records[-1:], "skipped"):
-        note = "their loss or gradient was not finite" if skipped else "every loss and gradient was finite"
+        note = "their loss or gradient was not finite" if skipped else "all losses and gradients were finite"
         yield Figure("skipped steps", f"{int(skipped):,}", note, skipped > 0)
     for bad in known(run.records[-1:], "bad"):
-        note = f"{pairs}could not be used, and were replaced" if bad else f"all {pairs}could be used"
+        note = f"of {pairs} could not be used and were replaced" if bad else f"all {pairs} could be used"
         yield Figure("bad pairs", f"{int(bad):,}", note, bad > 0)

@@ -1,6 +1,6 @@
-"""Pages from templates, written with their pictures: whole or not at all.
+"""Fill page templates, and write pages and plots atomically.
 
-Everything from a run is escaped, and a name that a template asks for and does not get is an error.
+All values are escaped, and a name that a template uses but does not get is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fastclip import __version__
-from fastclip.files import aside
+from fastclip.errors import OptionError
+from fastclip.files import temporary_path
 from fastclip.terminal import progress
 from fastclip.tools.report.curves import Curve
 from fastclip.tools.report.key_figures import percent
@@ -24,14 +25,14 @@ from fastclip.tools.study.rendering import Best
 
 
 class Page(NamedTuple):
-    """A page, and what is drawn on it."""
+    """A page and the curves on it."""
 
     html: str
     curves: list[Curve]
 
 
 def fill(template: str, **values: object) -> str:
-    """A page as text."""
+    """Render a template."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -45,39 +46,39 @@ def fill(template: str, **values: object) -> str:
 
 
 def drawn(curves: Iterable[Curve]) -> list[tuple[Curve, Markup]]:
-    """Curves with their drawings."""
+    """Curves with their plots as SVG."""
     return [(curve, Markup(draw(curve))) for curve in curves]
 
 
 def pictures_folder(out: Path) -> Path:
-    """Beside the page, by its name: RUN/report for RUN/report.html."""
+    """The folder of a page's plots: RUN/report for RUN/report.html."""
     return out.with_suffix("") if out.suffix else out.with_name(f"{out.name}-pictures")
 
 
-def write_pictures(curves: list[Curve], folder: Path) -> None:
-    """Every curve as a PNG of its own."""
-    with progress("drawing", "pictures") as update:
+def write_plots(curves: list[Curve], folder: Path) -> None:
+    """Write each curve as a PNG."""
+    with progress("drawing", "plots") as update:
         for done, curve in enumerate(curves, start=1):
             write(draw_png(curve), folder / f"{curve.key}.png")
             update(done, len(curves))
 
 
 def write(page: str | bytes, out: Path) -> None:
-    """Put a file where it belongs; what was there stays until the new one is complete on the disk."""
+    """Write a file; an existing one stays until the new one is complete on disk."""
     if out.is_dir():
-        raise ValueError(f"--out {out} is a folder; give a file, e.g. {out / 'report.html'}.")
-    part = aside(out)
+        raise OptionError("out", out, "must be a file, not a folder", example=out / "report.html")
+    part = temporary_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            # JSON may hold half a letter
+            # JSON may contain lone surrogates
             file.write(page.encode("utf-8", errors="replace") if isinstance(page, str) else page)
             file.flush()
             os.fsync(file.fileno())
         part.replace(out)
     except OSError as error:
         raise OSError(
-            f"{out} cannot be written: {error.strerror}. Choose another --out, or free some space."
+            f"{out} cannot be written: {error.strerror}. Choose another --out, or free disk space."
         ) from error
     finally:
         with suppress(OSError):

@@ -1,10 +1,12 @@
-"""The verb `fastclip report`."""
+"""The command `fastclip report`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from fastclip.errors import InputError, OptionError, PathError
 
 if TYPE_CHECKING:
     from fastclip.tools.report.output import Page
@@ -25,20 +27,21 @@ def report(
       fastclip report runs/emoji-openclip runs/emoji-fastclip-v3
       fastclip report studies/batch
 
-    A run's page has its curves, its scores, what its model finds, and which pairs it finds hard. The page of
-    several runs lays their curves over each other. A study's page has its tables, its arms' curves as means
-    over seeds, and what is missing. Each is one file without links to any other: open it in a browser, send
-    it, keep it. Its plots lie beside it as PNGs. It can be made while runs go on.
+    The page of a run shows its training curves, scores, search examples and hard pairs. The page of several
+    runs overlays their curves. The page of a study has its tables, the curves of its arms as means over
+    seeds, and what is missing. Each page is one self-contained HTML file, and its plots are also written
+    beside it as PNGs. Runs may still be training.
 
     Args:
-        runs: a run's folder, several of them, or the folder of a study.
-        out: the file to write; report.html in the folder if left out, or in the one that holds all runs.
-        images: pictures to search in: a folder, tars, or any pairs; a run's own evaluate.pairs if left out.
-        search: what to look for, separated by ";"; if left out, five captions of the pictures.
-        checkpoint: which checkpoint of the run looks for it.
+        runs: the folder of a run, of several runs, or of a study.
+        out: the file to write (default: report.html in the run's or study's folder; for several runs, in
+            their common parent folder).
+        images: images to search: a folder, tars, or any pairs (default: the run's evaluate.pairs).
+        search: queries for the search examples, separated by ";" (default: five of the images' captions).
+        checkpoint: the checkpoint of the run to search with.
         workers: processes that decode images.
     """
-    from fastclip.tools.report.output import pictures_folder, write, write_pictures
+    from fastclip.tools.report.output import pictures_folder, write, write_plots
     from fastclip.tools.report.run_page import page_of_run
     from fastclip.tools.study.study_state import is_study
 
@@ -48,44 +51,44 @@ def report(
     if len(folders) == 1 and not studies:
         page, home = page_of_run(folders[0], images, queries, checkpoint, workers), folders[0]
     else:
-        for name, given in (("images", images), ("search", search), ("checkpoint", checkpoint != "last")):
-            if given:
-                raise ValueError(f"--{name} is for the page of one run: give one run, or leave it out.")
+        for option, value in (("images", images), ("search", search), ("checkpoint", checkpoint)):
+            if value not in (None, "", "last"):
+                rule = "applies only to the page of a single run"
+                raise OptionError(option, value, rule, advice=f"Pass one run, or omit --{option}.")
         page, home = _about_several(folders, studies)
     out = (out or home / "report.html").expanduser()
     write(page.html, out)
-    write_pictures(page.curves, pictures_folder(out))
-    print(f"The report is in {out}")
+    write_plots(page.curves, pictures_folder(out))
+    print(f"Report written to {out}")
 
 
 def _about_several(folders: list[Path], studies: list[Path]) -> tuple[Page, Path]:
-    """The page of a study or of several runs, and the folder it belongs into."""
+    """The page of a study or of several runs, and the folder to write it to by default."""
     from fastclip.run.folder import read_run
     from fastclip.tools.report.runs_page import render_runs
     from fastclip.tools.report.study_page import render_study
     from fastclip.tools.study.study_state import read_study
 
     if not folders:
-        raise ValueError("Which run? Give its folder, several of them, or a study's.")
+        raise InputError("runs", "is empty. Pass the folder of a run, of several runs, or of a study.")
     if studies and len(folders) > 1:
-        raise ValueError(
-            f"{studies[0]} is a study: it has a page of its own. Give it alone, or give runs only."
-        )
+        raise PathError(studies[0], "is a study, which has its own page. Pass it alone, or pass only runs.")
     if studies:
         return render_study(read_study(studies[0])), studies[0]
-    found = list({os.path.abspath(folder): folder for folder in folders}.values())
-    home = Path(os.path.commonpath([Path(os.path.abspath(folder)).parent for folder in found]))
-    return render_runs([read_run(folder) for folder in found]), home
+    distinct = list({os.path.abspath(folder): folder for folder in folders}.values())
+    home = Path(os.path.commonpath([Path(os.path.abspath(folder)).parent for folder in distinct]))
+    return render_runs([read_run(folder) for folder in distinct]), home
 
 
 def _queries(search: str | None) -> list[str] | None:
-    from fastclip.tools.report.search_examples import MOST_QUERIES
+    from fastclip.tools.report.search_examples import MAX_QUERIES
 
     if search is None:
         return None
     queries = list(dict.fromkeys(text.strip() for text in search.split(";") if text.strip()))
     if not queries:
-        raise ValueError('--search holds no words; give some, as in --search "a red heart; a cat".')
-    if len(queries) > MOST_QUERIES:
-        raise ValueError(f"--search holds {len(queries)} texts; a page has room for {MOST_QUERIES}.")
+        raise OptionError("search", search, "must contain a query", example='"a red heart; a cat"')
+    if len(queries) > MAX_QUERIES:
+        rule = f"has {len(queries)} queries but must have at most {MAX_QUERIES}"
+        raise OptionError("search", f"{search[:60]}…", rule)
     return queries

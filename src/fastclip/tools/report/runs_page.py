@@ -1,4 +1,4 @@
-"""The page of several runs side by side: every curve overlaid, and tables of what each came to."""
+"""The page of several runs side by side: overlaid curves, and tables of their results."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from fastclip.tools.report.scores import group_scores
 from fastclip.tools.study.learning_curves import main_measures, measured
 from fastclip.tools.study.rendering import Best, Grid, by_columns
 
-MOST_RUNS = 10  # in one plot; more could not be told apart
+MAX_RUNS = 10  # in one plot; more could not be distinguished
 
 
 def render_runs(runs: list[Run]) -> Page:
-    """The page, and what is drawn on it."""
+    """The page and the curves on it."""
     names = distinct_names([run.folder for run in runs])
-    missing = [f"{name}: {told}" for name, run in zip(names, runs, strict=True) for told in run.missing]
-    if len(runs) > MOST_RUNS:
-        missing.append(f"Plots show the first {MOST_RUNS} of {len(runs)} runs; the tables have all.")
-    plots = overlaid(runs[:MOST_RUNS], names[:MOST_RUNS])
+    missing = [f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in run.missing]
+    if len(runs) > MAX_RUNS:
+        missing.append(f"The plots show the first {MAX_RUNS} of {len(runs)} runs; the tables show all.")
+    plots = overlaid(runs[:MAX_RUNS], names[:MAX_RUNS])
     html = fill(
         "runs.html",
         names=names,
@@ -50,7 +50,7 @@ def render_runs(runs: list[Run]) -> Page:
 
 
 def distinct_names(folders: list[Path]) -> list[str]:
-    """Each folder's last part, with as many before it as it takes to tell them apart."""
+    """The last part of each folder, with as many parents as it takes to make them distinct."""
     parts = [Path(os.path.abspath(folder)).parts for folder in folders]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
@@ -60,12 +60,12 @@ def distinct_names(folders: list[Path]) -> list[str]:
 
 
 def overlaid(runs: list[Run], names: list[str]) -> list[Curve]:
-    """Every measure of the evaluations, the main one against samples and time too; then all other curves."""
+    """Evaluation metrics, the main one also against samples and time, and then all other curves."""
     longest = max((s for run in runs for s in known(run.records[-1:], "elapsed")), default=0.0)
-    found = []
+    evaluations = []
     for place, measure in enumerate(dict.fromkeys((*main_measures(runs), *measured(runs)))):
         for axis in (EPOCHS, SAMPLES, time_axis(longest)) if place == 0 else (EPOCHS,):
-            found.append(_evaluation(runs, names, measure, axis, place))
+            evaluations.append(_evaluation(runs, names, measure, axis, place))
     others: dict[str, Curve] = {}
     for run, name in zip(runs, names, strict=True):
         for curve in curves(run):
@@ -73,27 +73,27 @@ def overlaid(runs: list[Run], names: list[str]) -> list[Curve]:
                 caption = _CAPTIONS.get(curve.key, curve.caption)
                 shape = replace(curve, lines=[], band=None, levels=(), latest="", caption=caption)
                 others.setdefault(curve.key, shape).lines.append(replace(curve.lines[0], label=name))
-    return [curve for curve in (*found, *others.values()) if has_points(curve)]
+    return [curve for curve in (*evaluations, *others.values()) if has_points(curve)]
 
 
-_CAPTIONS = {  # where a single run's would be wrong, or of one algorithm
-    "loss": "What training makes small. Losses of different algorithms cannot be compared: evaluations can.",
-    "radius": "How unevenly the negatives weigh: mean(q − ℓ).",
-    "log_u": "The median of the estimators of the batch's samples.",
+_CAPTIONS = {  # where the caption for a single run does not apply to several
+    "loss": "The training objective. Compare different algorithms by their evaluations, not by their losses.",
+    "radius": "How unevenly the loss weights the negatives: mean(q − ℓ).",
+    "log_u": "The median of the estimators of the samples in the batch.",
 }
 
 
 def _evaluation(runs: list[Run], names: list[str], measure: str, axis: Axis, place: int) -> Curve:
     lines = []
     for run, name in zip(runs, names, strict=True):
-        x = [axis.of(run, record) for record in run.evaluations]
+        x = [axis.position(run, record) for record in run.evaluations]
         y = [number(record["evaluation"].get(measure)) for record in run.evaluations]
-        there = [(a, 100 * b) for a, b in zip(x, y, strict=True) if a is not None and b is not None]
-        if there:
-            lines.append(Line(name, [a for a, _ in there], [b for _, b in there]))
+        points = [(a, 100 * b) for a, b in zip(x, y, strict=True) if a is not None and b is not None]
+        if points:
+            lines.append(Line(name, [a for a, _ in points], [b for _, b in points]))
     caption = f"{measure} on data that the models do not train on. Higher is better."
     key, title = f"evaluation-{place}-{axis.key}", measure_title(measure, axis)
-    return Curve(key, title, "% right", caption, lines, from_zero=True, axis=axis.label)
+    return Curve(key, title, "% correct", caption, lines, from_zero=True, axis=axis.label)
 
 
 def _final_values(runs: list[Run], names: list[str]) -> Grid:
@@ -122,29 +122,29 @@ def _final_values(runs: list[Run], names: list[str]) -> Grid:
         "time": of_last("elapsed", duration),
         "samples/s": of_last("samples_per_second", lambda speed: f"{speed:,.0f}"),
     }
-    note = "At each run's last record; scores are its last evaluation's."
+    note = "From the last record of each run; scores are from its last evaluation."
     return by_columns("Final values", note, about, numbers)
 
 
 def _tasks(runs: list[Run], names: list[str]) -> Grid:
-    """Scores of `fastclip eval`: means first, then tasks; a column for each run."""
-    found: dict[tuple[str, str], dict[str, float | None]] = {}
+    """Scores of `fastclip eval`: means first, then tasks; one column per run."""
+    values: dict[tuple[str, str], dict[str, float | None]] = {}
     for run, name in zip(runs, names, strict=True):
         for group in group_scores(run.results):
             for mean in group.means:
                 partial = f" ({mean.found} of {mean.tasks} tasks)" if mean.partial else ""
-                found.setdefault((f"{group.title}: {mean.name}{partial}", "mean"), {})[name] = mean.value
+                values.setdefault((f"{group.title}: {mean.name}{partial}", "mean"), {})[name] = mean.value
             for score in group.scores:
-                found.setdefault((score.name, score.measure), {})[name] = score.value
+                values.setdefault((score.name, score.measure), {})[name] = score.value
     rows = []
-    for task, measure in sorted(found, key=lambda key: key[1] != "mean"):
-        scores = [found[task, measure].get(name) for name in names]
+    for task, measure in sorted(values, key=lambda key: key[1] != "mean"):
+        scores = [values[task, measure].get(name) for name in names]
         rows.append([task, measure, *_scores(scores, "not scored")])
     return Grid("Tasks", "Scores of `fastclip eval`, in percent.", ["task", "measure", *names], 2, rows)
 
 
 def _scores(shares: list[float | None], absent: str = "–") -> list[str]:
-    """In percent, the highest of several in bold."""
+    """Scores in percent, with the highest of several in bold."""
     shown = [absent if share is None else f"{100 * share:.2f}" for share in shares]
     best = max((float(text) for text in shown if text != absent), default=None)
     return [Best(t) if len(shown) > 1 and t != absent and float(t) == best else t for t in shown]

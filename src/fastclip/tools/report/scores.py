@@ -1,4 +1,4 @@
-"""Scores of `fastclip eval`, as a page shows them: by suite, means first, what failed told."""
+"""Scores of `fastclip eval`, grouped by suite: means, scores of tasks, and tasks that failed."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from fastclip.run.results import Result
 
 
 class Score(NamedTuple):
-    """A task's line."""
+    """The score of a task."""
 
     name: str
     measure: str
     value: float
     images: int
-    """That could be used."""
+    """Images that could be used."""
     others: dict[str, float]
-    """Its other measures."""
+    """Its other metrics."""
 
 
 @dataclass
 class Group:
-    """Tasks of one suite, or of none."""
+    """The tasks of one suite, or of none."""
 
     title: str
     scores: list[Score] = field(default_factory=list)
     means: list[Mean] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
-    """A task and its error."""
+    """Tasks and their errors."""
     unscored: int = 0
-    """Tasks of the suite that have no score."""
+    """Tasks of the suite without a score."""
 
 
 def group_scores(results: list[Result]) -> list[Group]:
-    """In the order of the suites' own lists; tasks of no suite come last."""
+    """Group results by suite, tasks in the suite's order; tasks of no suite come last."""
     left = {result.task: result for result in results}
     groups = []
     for name in _suites(left):
@@ -53,13 +53,13 @@ def group_scores(results: list[Result]) -> list[Group]:
 
 
 def _suites(tasks: dict[str, Result]) -> list[str]:
-    """The fewest suites that hold the tasks: the icon suite has the emoji tasks too, and may do for both."""
-    found = {name: {row.folder for row in find_suite(name).rows} & tasks.keys() for name in SUITES}
+    """The fewest suites that contain the tasks: the icon suite includes the emoji tasks."""
+    scored = {name: {row.folder for row in find_suite(name).rows} & tasks.keys() for name in SUITES}
     chosen, left = set(), {*tasks}
-    for name in sorted(SUITES, key=lambda name: len(found[name]), reverse=True):  # of equals the first
-        if found[name] & left:
+    for name in sorted(SUITES, key=lambda name: len(scored[name]), reverse=True):  # stable
+        if scored[name] & left:
             chosen.add(name)
-            left -= found[name]
+            left -= scored[name]
     return [name for name in reversed(SUITES) if name in chosen]  # DataComp last
 
 
@@ -68,7 +68,7 @@ def _group(title: str, results: dict[str, Result]) -> Group:
     for name, result in results.items():
         value = number(result.value)
         if result.error or value is None:
-            group.failed.append((name, result.error or f"it has no {result.measure or 'measure'}"))
+            group.failed.append((name, result.error or f"the result has no {result.measure or 'metric'}"))
             continue
         others = {key: v for key, score in result.scores.items() if (v := number(score)) is not None}
         others.pop(result.measure)

@@ -1,4 +1,4 @@
-"""What a model finds: pictures for words and captions for pictures, with the right ones marked."""
+"""Example searches with a model: images for a text, captions for an image, and which are correct."""
 
 from __future__ import annotations
 
@@ -11,82 +11,85 @@ from fastclip.data.images import UnusableSample, thumbnail, upright_rgb
 from fastclip.tools.search.index import Index
 
 SIDE = 96  # pixels of a thumbnail's longer side
-BEST_PICTURES, BEST_CAPTIONS = 8, 5
-QUERIES, SHOWN_PICTURES = 5, 6  # chosen where nobody asks for others
-MOST_QUERIES = 40  # keep the page below 2 MB
-_MANY = 8  # lines of a picture's captions that are enough to know it by
+BEST_IMAGES, BEST_CAPTIONS = 8, 5
+QUERIES, SHOWN_IMAGES = 5, 6  # defaults
+MAX_QUERIES = 40  # keeps the page below 2 MB
+_MAX_CAPTIONS = 8  # of one image, in its alternative text
 
 
 class Thumbnail(NamedTuple):
-    """A picture on the page."""
+    """An image on the page."""
 
     source: str
-    """A data URI; empty if the picture cannot be read any more."""
-    words: str
-    """Its captions, or else its name: for who does not see it."""
+    """A data URI; empty if the image can no longer be read."""
+    text: str
+    """The alternative text: its captions, or its name if it has none."""
 
 
 class Found(NamedTuple):
-    """A picture or a caption."""
+    """An image or a caption that was found."""
 
-    what: Thumbnail | str
+    item: Thumbnail | str
     score: float
     own: bool
-    """It belongs to what was searched with."""
+    """Whether it belongs to the query."""
 
 
 class Search(NamedTuple):
-    """The best pictures for words, or the best captions for a picture."""
+    """The best images for a text, or the best captions for an image."""
 
     query: str | Thumbnail
     found: list[Found]
     place: int | None
-    """Of the first that belongs to the query among all, from 1; None if none does."""
+    """The position, from 1, of the first result that belongs to the query; None if none does."""
 
 
 class SearchExamples(NamedTuple):
-    """Both directions."""
+    """Examples of both directions."""
 
-    pictures: int
-    """In which was searched."""
+    images: int
+    """Images searched."""
     captions: int
+    """Different captions searched."""
     by_text: list[Search]
-    by_picture: list[Search]
+    by_image: list[Search]
 
 
-def find(index: Index, queries: list[str] | None, progress: Callable[[int, int], None]) -> SearchExamples:
-    """Search for these queries, or for some of the captions; and for captions of some pictures."""
-    told = {number: index.pictures.pictures[number].captions for number in index.features.kept_b.tolist()}
+def find_examples(
+    index: Index, queries: list[str] | None, progress: Callable[[int, int], None]
+) -> SearchExamples:
+    """Search images for these queries (default: a few of the captions), and captions for a few images."""
+    captions = {number: index.pictures.pictures[number].captions for number in index.features.kept_b.tolist()}
     chosen = queries or spread(index.captions, QUERIES)
-    shown = spread([number for number in told if told[number]], SHOWN_PICTURES)
-    finds = SearchExamples(len(told), len(index.captions), [], [])
+    shown = spread([number for number in captions if captions[number]], SHOWN_IMAGES)
+    examples = SearchExamples(len(captions), len(index.captions), [], [])
     for done, query in enumerate(chosen, start=1):
-        finds.by_text.append(_by_text(index, query, told))
+        examples.by_text.append(_by_text(index, query, captions))
         progress(done, len(chosen) + len(shown))
     for done, number in enumerate(shown, start=1):
-        with suppress(OSError, UnusableSample):  # it cannot be read any more
-            finds.by_picture.append(_by_picture(index, number, told[number]))
+        with suppress(OSError, UnusableSample):  # it can no longer be read
+            examples.by_image.append(_by_image(index, number, captions[number]))
         progress(len(chosen) + done, len(chosen) + len(shown))
-    return finds
+    return examples
 
 
-def spread(things: list, count: int) -> list:
-    """So many of them, evenly from the first to the last; the same each time."""
-    count = min(count, len(things))
-    return [things[(2 * i + 1) * len(things) // (2 * count)] for i in range(count)]
+def spread(items: list, count: int) -> list:
+    """Up to `count` items, evenly spaced; the same each time."""
+    count = min(count, len(items))
+    return [items[(2 * i + 1) * len(items) // (2 * count)] for i in range(count)]
 
 
-def _by_text(index: Index, query: str, told: dict[int, list[str]]) -> Search:
-    matches = index.by_text(query, len(told))
-    places = (place for place, match in enumerate(matches, start=1) if query in told[match.number])
+def _by_text(index: Index, query: str, captions: dict[int, list[str]]) -> Search:
+    matches = index.by_text(query, len(captions))
+    owned = [query in captions[match.number] for match in matches]
     best = [
-        Found(thumbnail_of(index, match.number, told[match.number]), match.score, query in told[match.number])
-        for match in matches[:BEST_PICTURES]
+        Found(thumbnail_of(index, match.number, captions[match.number]), match.score, own)
+        for match, own in zip(matches[:BEST_IMAGES], owned, strict=False)
     ]
-    return Search(query, best, next(places, None))
+    return Search(query, best, owned.index(True) + 1 if True in owned else None)
 
 
-def _by_picture(index: Index, number: int, own: list[str]) -> Search:
+def _by_image(index: Index, number: int, own: list[str]) -> Search:
     matches = index.captions_for(upright_rgb(index.pictures.image(number)), len(index.captions))
     place = next(place for place, match in enumerate(matches, start=1) if match.text in own)
     best = [Found(match.text, match.score, match.text in own) for match in matches[:BEST_CAPTIONS]]
@@ -94,9 +97,9 @@ def _by_picture(index: Index, number: int, own: list[str]) -> Search:
 
 
 def thumbnail_of(index: Index, number: int, captions: list[str]) -> Thumbnail:
-    words = "; ".join(captions[:_MANY]) or index.pictures.where(number)
+    text = "; ".join(captions[:_MAX_CAPTIONS]) or index.pictures.where(number)
     try:
         small = thumbnail(index.pictures.image(number), SIDE)
-        return Thumbnail("data:image/webp;base64," + b64encode(small).decode(), words)
+        return Thumbnail("data:image/webp;base64," + b64encode(small).decode(), text)
     except (OSError, UnusableSample):
-        return Thumbnail("", words)
+        return Thumbnail("", text)

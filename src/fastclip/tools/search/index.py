@@ -1,4 +1,4 @@
-"""Pictures by words, or by another picture: an index of features, kept beside the run."""
+"""Search for images by text or by image, with an index of features that is cached in the run's folder."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fastclip.data.pairs import File, Pair, SourceError
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, find_files, read_pairs, tar_members
 from fastclip.distributed.world import World
+from fastclip.errors import PathError
 from fastclip.evaluation.feature_cache import cached_features, model_key
 from fastclip.evaluation.features import Encoder, ImageFeatures
 from fastclip.evaluation.task_layout import PairPlace
@@ -29,11 +30,11 @@ from fastclip.run.folder import is_run
 from fastclip.run.load import Model, load
 
 log = logging.getLogger(__name__)
-_CAPTIONS_AT_ONCE = 1024
+_CAPTION_BATCH = 1024
 
 
 class Match(NamedTuple):
-    """A picture that was found."""
+    """An image that matches a query."""
 
     number: int
     name: str
@@ -41,23 +42,23 @@ class Match(NamedTuple):
 
 
 class CaptionMatch(NamedTuple):
-    """A caption that was found."""
+    """A caption that matches a query."""
 
     text: str
     score: float  # the cosine between the features
 
 
 class Picture(NamedTuple):
-    """Where a picture is, what it is called, and what is said of it."""
+    """An image to search: its name, location and captions."""
 
     name: str
     place: ImagePlace | PairPlace
     text: ImagePlace | str = ""
-    """Its captions, or where they are; a pair knows its own."""
+    """Its captions, or their location; unused for pairs, which have their own."""
 
     @property
     def captions(self) -> list[str]:
-        """One for each line; none if there are none, or they cannot be read."""
+        """One per line; empty if there are none or they cannot be read."""
         try:
             if isinstance(self.place, PairPlace):
                 return caption_lines(self.place.caption())
@@ -69,7 +70,7 @@ class Picture(NamedTuple):
 
 
 class Pictures:
-    """Pictures by number, and what changes when one of them does."""
+    """Images by number, with a fingerprint that changes when one of them does."""
 
     def __init__(self, pictures: list[Picture], fingerprint: str):
         self.pictures, self.fingerprint = pictures, fingerprint
@@ -85,7 +86,7 @@ class Pictures:
 
 
 class Index:
-    """Features of pictures, and the model that compares them with words."""
+    """Features of images, and the model that encodes queries."""
 
     def __init__(self, pictures: Pictures, model: Model, features: ImageFeatures):
         self.pictures, self.model, self.features = pictures, model, features
@@ -102,9 +103,9 @@ class Index:
         progress: Callable[[int, int], None] | None = None,
         columns: tuple[str | None, str | None] = (None, None),
     ) -> Index:
-        """Take the index that is there, or make it; it is made anew when the model or a file has changed.
+        """Open the cached index, or build it if there is none or the model or a file has changed.
 
-        `columns` are those of a table's images and captions, where they have unusual names.
+        `columns` names a table's columns of images and captions, if they are unusual.
         """
         pictures = list_pictures(images, columns)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,19 +116,19 @@ class Index:
         return cls(pictures, loaded, cached_features(pictures, encoder, file, key, progress))
 
     def by_text(self, text: str, top: int) -> list[Match]:
-        """The pictures that fit the words best, the best first."""
+        """The images most similar to a text, best first."""
         return self.nearest_pictures(self.model.encode_text(text)[0], top)
 
     def by_image(self, image: Image.Image | Path, top: int) -> list[Match]:
-        """The pictures that are most like this one."""
+        """The images most similar to this one, best first."""
         return self.nearest_pictures(self.model.encode_image(image)[0], top)
 
     def captions_for(self, image: Image.Image | Path, top: int) -> list[CaptionMatch]:
-        """Of the captions of all pictures, those that fit this one best, the best first."""
+        """The captions of any image that are most similar to this image, best first."""
         return self.nearest_captions(self.model.encode_image(image)[0], top)
 
     def nearest_captions(self, query_d: Tensor, top: int) -> list[CaptionMatch]:
-        """Those whose features are nearest, the best first."""
+        """The captions with the nearest features, best first."""
         if not self.captions:
             return []
         rows, scores = _best(self.caption_features() @ query_d, top)
@@ -135,42 +136,42 @@ class Index:
 
     @cached_property
     def captions(self) -> list[str]:
-        """What is said of the pictures that can be used, in their order, each once."""
+        """The distinct captions of the usable images, in order."""
         kept = (self.pictures.pictures[number] for number in self.features.kept_b.tolist())
         return list(dict.fromkeys(caption for picture in kept for caption in picture.captions))
 
     def caption_features(self, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """A row for each of `captions`, encoded once; `progress(done, total)` counts them."""
+        """One row for each of `captions`, encoded once; `progress` takes (done, total)."""
         if self._caption_md is None:
             parts = []
-            for start in range(0, len(self.captions), _CAPTIONS_AT_ONCE):
-                parts.append(self.model.encode_text(self.captions[start : start + _CAPTIONS_AT_ONCE]))
+            for start in range(0, len(self.captions), _CAPTION_BATCH):
+                parts.append(self.model.encode_text(self.captions[start : start + _CAPTION_BATCH]))
                 if progress is not None:
                     progress(start + len(parts[-1]), len(self.captions))
             self._caption_md = torch.cat(parts) if parts else self.features.image_bd.new_empty(0, 0)
         return self._caption_md
 
     def draw(self, matches: list[Match], path: Path) -> None:
-        """A contact sheet, the best first."""
+        """Draw a contact sheet of matches."""
         images = [upright_rgb(self.pictures.image(match.number)) for match in matches]
-        words = [f"{match.score:.3f}\n{Path(match.name).name}" for match in matches]
-        draw_contact_sheet(list(zip(images, words, strict=True)), path)
+        labels = [f"{match.score:.3f}\n{Path(match.name).name}" for match in matches]
+        draw_contact_sheet(list(zip(images, labels, strict=True)), path)
 
     def nearest_pictures(self, query_d: Tensor, top: int) -> list[Match]:
-        """Those whose features are nearest, the best first."""
+        """The images with the nearest features, best first."""
         rows, scores = _best(self.features.image_bd @ query_d, top)
         numbers = self.features.kept_b[rows].tolist()
         return [Match(i, self.pictures.where(i), score) for i, score in zip(numbers, scores, strict=True)]
 
 
 def _best(scores: Tensor, top: int) -> tuple[list[int], list[float]]:
-    """The rows with the highest scores, of equal ones the first; and these scores."""
+    """The rows with the highest scores, and these scores; ties go to the first row."""
     best = scores.argsort(descending=True, stable=True)[:top]
     return best.tolist(), scores[best].tolist()
 
 
 def list_pictures(images: str | list[str], columns: tuple[str | None, str | None] = (None, None)) -> Pictures:
-    """The pictures in a folder and the folders in it, also those in tars; or those of any pairs."""
+    """The images in a folder, its subfolders and their tars; or those of any pairs."""
     paths = [images] if isinstance(images, str) else images
     folder = Path(paths[0]).expanduser()
     if len(paths) == 1 and folder.is_dir():
@@ -179,9 +180,9 @@ def list_pictures(images: str | list[str], columns: tuple[str | None, str | None
         tars = [path for path in files if path.suffix == ".tar"]
         if loose or tars:
             return _in_files(folder, loose, tars)
-    found = find_files(images)
-    if all(file.kind == "tar" and not is_remote(file.path) for file in found):
-        tars = [Path(file.path) for file in found]
+    sources = find_files(images)
+    if all(file.kind == "tar" and not is_remote(file.path) for file in sources):
+        tars = [Path(file.path) for file in sources]
         return _in_files(Path(os.path.commonpath([tar.parent for tar in tars])), [], tars)
     manifest = open_manifest(images, image_column=columns[0], caption_column=columns[1])
     pictures = [Picture(manifest.where(i), PairPlace(manifest, i)) for i in range(len(manifest))]
@@ -190,17 +191,17 @@ def list_pictures(images: str | list[str], columns: tuple[str | None, str | None
 
 
 def _in_files(folder: Path, loose: list[Path], tars: list[Path]) -> Pictures:
-    told = _captions_in_tables(folder)
+    captions = _captions_in_tables(folder)
     pictures = []
     for path in loose:
         name, beside = str(path.relative_to(folder)), path.with_suffix(".txt")
-        text = ImagePlace(str(beside)) if beside.exists() else told.get(name, "")
+        text = ImagePlace(str(beside)) if beside.exists() else captions.get(name, "")
         pictures.append(Picture(name, ImagePlace(str(path)), text))
     for path in tars:
         with path.open("rb") as stream:
             members, damage = tar_members(stream)
         if damage:
-            log.warning("%s: %s; the pictures before it are used.", path, damage)
+            log.warning("%s: %s; using the images before it.", path, damage)
         plain = [(one, ImagePlace(str(path), one.offset, one.size)) for one in members if one.plain]
         texts = {member.key: place for member, place in plain if member.extension == "txt"}
         for member, place in plain:
@@ -208,37 +209,37 @@ def _in_files(folder: Path, loose: list[Path], tars: list[Path]) -> Pictures:
                 name = f"{path.relative_to(folder)}/{member.key}.{member.extension}"
                 pictures.append(Picture(name, place, texts.get(member.key, "")))
     if not pictures:
-        raise ValueError(f"{tars[0]} holds no pictures ({', '.join(IMAGE_EXTENSIONS)}).")
+        raise PathError(tars[0], f"holds no images ({', '.join(IMAGE_EXTENSIONS)}).")
     stamps = [[str(path.relative_to(folder)), *_stamp(path)] for path in (*loose, *tars)]
     return Pictures(pictures, digest(stamps))
 
 
 def _captions_in_tables(folder: Path) -> dict[str, str]:
-    """By the picture's name, from metadata.jsonl or captions.csv."""
+    """Captions by image name, from metadata.jsonl or captions.csv."""
     if not any((folder / name).exists() for name in FOLDER_TABLES):
         return {}
     try:
-        found = list(read_pairs(File(str(folder), "folder")))
+        pairs = list(read_pairs(File(str(folder), "folder")))
     except SourceError as error:  # a table of labels, say
-        log.info("%s: its pictures are searched without captions (%s)", folder, error)
+        log.info("%s: searching its images without captions (%s)", folder, error)
         return {}
     return {
         pair.image: pair.caption
-        for pair in found
+        for pair in pairs
         if isinstance(pair, Pair) and isinstance(pair.image, str) and isinstance(pair.caption, str)
     }
 
 
 def _stamp(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
-    except OSError:  # elsewhere, or gone: its picture will be left out
+        status = path.stat()
+    except OSError:  # remote, or deleted: its image will be skipped
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _index_file(model: Path, images: str | list[str]) -> Path:
-    """RUN/search for a run; in the cache for a model that has no folder of its own to write into."""
+    """In RUN/search for a run; in the cache for any other model."""
     paths = [images] if isinstance(images, str) else images
     name = digest([os.path.abspath(Path(path).expanduser()) for path in paths])
     if is_run(model):

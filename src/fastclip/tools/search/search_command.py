@@ -1,4 +1,4 @@
-"""The verb `fastclip search`."""
+"""The command `fastclip search`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json as json_module
 from pathlib import Path
 from typing import Literal
 
+from fastclip.errors import InputError, OptionError
 from fastclip.terminal import progress
 
 
@@ -21,43 +22,45 @@ def search(
     workers: int = 2,
     json: bool = False,
 ) -> None:
-    """Find pictures by words, or by a picture.
+    """Find images by text, or by an image.
 
       fastclip search runs/emoji data/emoji/tasks/twemoji_retrieval "a red heart"
       fastclip search runs/emoji my/photos --image heart.png --top 24
 
-    Prints the best matches with their scores, which are cosines, and draws a contact sheet of them. The
-    pictures' features are kept (RUN/search), and made again when the model or a file changes.
+    Prints the best matches with their cosine similarities, and draws a contact sheet of them. Image features
+    are cached (RUN/search), and encoded again when the model or a file changes.
 
     Args:
         model: a run's folder, an exported folder, or an open_clip name with --pretrained.
-        images: a folder of pictures, also in tars and in folders within; or any pairs.
-        text: what to look for.
-        image: a picture to look for instead: the pictures most like it.
-        top: how many to show.
-        sheet: where the contact sheet of the best goes.
+        images: a folder of images, including subfolders and tars; or any pairs.
+        text: the query.
+        image: an image as the query instead of text.
+        top: number of matches to show.
+        sheet: file for the contact sheet of the matches.
         pretrained: weights for an open_clip name: a file, a folder or a tag.
         checkpoint: which checkpoint of a run.
-        workers: processes that decode images.
+        workers: loader workers.
         json: print JSON instead of lines.
     """
     from fastclip.tools.search.index import Index
 
-    words = (text or "").strip()
-    if bool(words) == (image is not None):
-        raise ValueError('What to look for? Give words, as in "a red heart", or a picture with --image.')
+    query = (text or "").strip()
+    if bool(query) == (image is not None):
+        raise InputError(
+            "text", 'or --image is required, but not both: e.g. "a red heart", or --image heart.png.'
+        )
     if image is not None and not image.is_file():
-        raise ValueError(f"--image {image} is not a file.")
+        raise OptionError("image", image, "must be a file")
     if top < 1:
-        raise ValueError(f"--top {top} must be at least 1; try 12.")
-    with progress("encoding pictures", "images") as update:
+        raise OptionError("top", top, "must be at least 1", example=12)
+    with progress("encoding images", "images") as update:
         index = Index.open(model, images, pretrained, checkpoint, workers, update)
-    found = index.by_text(words, top) if image is None else index.by_image(image, top)
-    index.draw(found, sheet)
+    matches = index.by_text(query, top) if image is None else index.by_image(image, top)
+    index.draw(matches, sheet)
     if json:
-        matches = [match._asdict() for match in found]
-        print(json_module.dumps({"matches": matches, "sheet": str(sheet)}, indent=2))
+        output = [match._asdict() for match in matches]
+        print(json_module.dumps({"matches": output, "sheet": str(sheet)}, indent=2))
         return
-    for match in found:
+    for match in matches:
         print(f"{match.score:6.3f}  {match.name}")
     print(f"contact sheet: {sheet}")

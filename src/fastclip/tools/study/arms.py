@@ -1,4 +1,4 @@
-"""The arms of a study: choices of options that are compared, and names for them that a file system takes."""
+"""The arms of a study: combinations of options to compare, each with a name that is safe for a folder."""
 
 from __future__ import annotations
 
@@ -12,54 +12,57 @@ from itertools import product
 from typing import get_type_hints
 
 SHORT = {"algorithm": "", "optimizer": "", "loss.gamma_schedule": "",
-         "batch.size": "b", "batch.micro": "micro"}  # fmt: skip
-"""What stands before a value in an arm's name, where it is not the option's own last word."""
+         "batch.size": "b", "batch.micro": "micro",
+         # as these options were once called: existing studies have folders with these names
+         "log.every_steps": "log.every", "evaluate.every_epochs": "evaluate.every",
+         "checkpoint.every_minutes": "minutes", "checkpoint.every_steps": "steps"}  # fmt: skip
+"""The prefix of a value in an arm's name, where it is not the last part of the option's name."""
 LONGEST = 80  # characters of a name; a folder's may have 255
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass
 class Arm:
-    """One choice of the varied options; its runs differ in the seed alone."""
+    """One combination of the varied options; its runs differ only in the seed."""
 
     name: str
-    """Such as `openclip-b32`: the same whatever other arms the study has."""
+    """Such as `openclip-b32`; it does not depend on the other arms."""
     values: dict[str, object]
-    """The options that make this arm, by their dotted names; numbers are numbers."""
+    """The options of this arm by dotted name, with numbers as numbers."""
     tune: dict[str, list] = field(default_factory=dict)
-    """Options and the values to choose from for it; empty without tuning."""
+    """Options to tune and their candidate values; empty without tuning."""
     tuned: dict[str, object] = field(default_factory=dict)
-    """What tuning chose for it; empty without tuning, and before it has ended."""
+    """The values that tuning chose; empty without tuning and until it has finished."""
 
 
 def grid(choices: dict[str, list]) -> list[dict[str, object]]:
-    """Every combination, in the order of the file: the last option changes fastest. One without any."""
+    """Every combination, the last option changing fastest; a single empty one if there are no choices."""
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
 def identity(values: dict[str, object]) -> str:
-    """A text that is equal for equal values; 1, 1.0 and true are three."""
+    """A string that is the same for the same values; 1, 1.0 and true differ."""
     return json.dumps(values, sort_keys=True, default=str)
 
 
-def number_or_as_it_is(value: object) -> object:
-    """YAML and shells give 5e-4 as text: a number all the same."""
+def parse_number(value: object) -> object:
+    """A string such as 5e-4, which YAML does not read as a number, as one; anything else unchanged."""
     if not isinstance(value, str) or not _NUMBER.fullmatch(value):
         return value
     return int(value) if re.fullmatch(r"[-+]?\d+", value) else float(value)
 
 
 def name_arms(arms: Iterable[tuple[str | None, dict[str, object]]], alone: str) -> list[Arm]:
-    """Arms from names that were given and values; names are made of the values where none was given.
+    """Arms from pairs of a name and values; without a name it is derived from the values.
 
     Args:
-        alone: the name of an arm that varies nothing.
+        alone: the name of an arm without values.
     """
     named: list[Arm] = []
     taken: set[str] = set()
     for given, values in arms:
         name = given or (slug(values) if values else alone)
-        if name.lower() in taken:  # some file systems do not tell A from a
+        if name.lower() in taken:  # some file systems ignore case
             name = f"{name}-{_digest(values)}"
         taken.add(name.lower())
         named.append(Arm(name, values))
@@ -67,18 +70,18 @@ def name_arms(arms: Iterable[tuple[str | None, dict[str, object]]], alone: str) 
 
 
 def slug(values: dict[str, object]) -> str:
-    """A readable name of these values alone: `openclip-b32-lr0.001`.
+    """A readable name derived from these values: `openclip-b32-lr0.001`.
 
-    Where signs had to be replaced or the name was cut, a few letters of a hash keep it apart from others.
+    If characters had to be replaced or the name was cut, a short hash keeps it unique.
     """
     parts = [_label(option) + _text(value) for option, value in values.items()]
-    whole = "-".join(part for part in parts if part)
-    safe = re.sub(r"[^A-Za-z0-9._+-]+", "_", whole).strip("._-")[:LONGEST].rstrip("._-")
-    return safe if safe == whole else f"{safe}-{_digest(values)}".lstrip("-")
+    full = "-".join(part for part in parts if part)
+    safe = re.sub(r"[^A-Za-z0-9._+-]+", "_", full).strip("._-")[:LONGEST].rstrip("._-")
+    return safe if safe == full else f"{safe}-{_digest(values)}".lstrip("-")
 
 
 def shown(value: object) -> str:
-    """A varied value as people write it."""
+    """A varied value in its usual notation."""
     return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else _text(value)
 
 
@@ -87,22 +90,23 @@ def shown_options(values: dict[str, object]) -> str:
 
 
 def find_baselines(arms: list[Arm], baseline: dict[str, object]) -> dict[str, str | None]:
-    """For each arm the name of the one it is compared with: the baseline's values, all others the arm's own.
+    """The name of the arm that each arm is compared with, or None.
 
-    An arm may say more than its baseline: of several that fit, the one that says most is taken.
+    It has the baseline's values, and its other options are those of the arm, which may set more. If several
+    baselines match, the one with most options is taken.
     """
 
-    def said(values: dict[str, object], but: Iterable[str] = ()) -> set[str]:
-        return {identity({key: value}) for key, value in values.items() if key not in but}
+    def entries(values: dict[str, object], without: Iterable[str] = ()) -> set[str]:
+        return {identity({key: value}) for key, value in values.items() if key not in without}
 
     def is_baseline(arm: Arm) -> bool:
-        return bool(baseline) and said(baseline) <= said(arm.values)
+        return bool(baseline) and entries(baseline) <= entries(arm.values)
 
     references = sorted(filter(is_baseline, arms), key=lambda arm: -len(arm.values))
     found: dict[str, str | None] = {}
     for arm in arms:
-        others = said(arm.values, but=baseline)
-        matching = (one.name for one in references if said(one.values, but=baseline) <= others)
+        others = entries(arm.values, without=baseline)
+        matching = (one.name for one in references if entries(one.values, without=baseline) <= others)
         found[arm.name] = None if is_baseline(arm) else next(matching, None)
     return found
 
@@ -114,7 +118,7 @@ def _text(value: object) -> str:
 
 
 def _label(option: str) -> str:
-    """The option's last word, if no other option ends with it."""
+    """The last part of the option's name, if no other option ends with it."""
     if option in SHORT:
         return SHORT[option]
     last = option.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What would fail hours later is told now: every arm's options, the data, and that tuning sees no test."""
+"""Checks before anything is trained: every arm's options, the data, and that tuning sees no test."""
 
 from __future__ import annotations
 
@@ -10,14 +10,30 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
+from fastclip.errors import OptionError
 from fastclip.evaluation.suites import find_suite
 from fastclip.terminal import progress
-from fastclip.tools.study.arms import Arm, grid
+from fastclip.tools.study.arms import Arm, grid, shown_options
 from fastclip.tools.study.definition import Study
 
 
+class ArmError(ValueError):
+    """An arm that cannot be trained; the cause is the error of `fastclip train`.
+
+    Args:
+        arm: its name.
+        tuned: the values of the trial.
+        problem: why.
+    """
+
+    def __init__(self, arm: str, tuned: dict[str, object], problem: str):
+        self.arm, self.tuned = arm, tuned
+        trial = f" with {shown_options(tuned)}" if tuned else ""
+        super().__init__(f"The arm {arm}{trial} cannot be trained: {problem}")
+
+
 def check_study(study: Study) -> dict[str, Resolved]:
-    """The config of each arm by its name; ValueError says which arm cannot be trained, and why."""
+    """The config of each arm by its name; a ValueError says what cannot be trained, and why."""
     arms, configs = study.all_arms(), {}
     with progress("checking", "arms") as update:
         for number, arm in enumerate(arms, start=1):
@@ -27,13 +43,13 @@ def check_study(study: Study) -> dict[str, Resolved]:
     trained = {path for source in sources.values() for path in _files("data.train", source)}
     tested = _tests(study, configs)
     if study.tunes:
-        trained |= _files("tune_set: data.train", study.tune_set.get("data.train"))
+        trained |= _files("tune_set.data.train", study.tune_set.get("data.train"))
         _check_split(study, trained, tested)
     return configs
 
 
-def option_words(options: dict[str, object]) -> list[str]:
-    """Options as words of a command line."""
+def option_arguments(options: dict[str, object]) -> list[str]:
+    """Options as arguments of a command line."""
     return [f"--{name}={v if isinstance(v, str) else json.dumps(v)}" for name, v in options.items()]
 
 
@@ -42,29 +58,27 @@ def _check_arm(study: Study, arm: Arm) -> Resolved:
         options = study.options(Arm(arm.name, arm.values, tuned=tuned), study.seeds[0])
         try:
             if study.tune_set:
-                resolve(parse(option_words(options | study.tune_set)))
-            config = resolve(parse(option_words(options)))
+                resolve(parse(option_arguments(options | study.tune_set)))
+            config = resolve(parse(option_arguments(options)))
+            if config.data.train is None:
+                rule = "must be the pairs to train on"
+                raise OptionError("data.train", None, rule, example="'shards/*.tar'")
         except ValueError as error:
-            with_tuned = "".join(f", {name}={value}" for name, value in tuned.items())
-            raise ValueError(f"The arm {arm.name}{with_tuned} cannot be trained: {error}") from None
-    if config.data.train is None:
-        raise ValueError(
-            f"The arm {arm.name} has no pairs: give data.train, as in --data.train 'shards/*.tar'."
-        )
+            raise ArmError(arm.name, tuned, str(error)) from error
     return config
 
 
-def _files(name: str, source: list[str] | str | None) -> set[str]:
-    """Where a collection's files really are; remote ones are not looked for."""
+def _files(option: str, source: list[str] | str | None) -> set[str]:
+    """The real paths of a collection's files; remote paths are not checked."""
     if source is None:
         return set()
     paths = [source] if isinstance(source, str) else source
-    near = [path for path in paths if not is_remote(path)]
+    local = [path for path in paths if not is_remote(path)]
     try:
-        found = find_files(near) if near else []
+        found = find_files(local) if local else []
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    return {os.path.realpath(file.path) for file in found} | {path for path in paths if path not in near}
+        raise OptionError(option, source, f"cannot be used: {str(error).rstrip('.')}") from error
+    return {os.path.realpath(file.path) for file in found} | {path for path in paths if path not in local}
 
 
 def _tests(study: Study, configs: dict[str, Resolved]) -> set[str]:
@@ -79,16 +93,18 @@ def _tests(study: Study, configs: dict[str, Resolved]) -> set[str]:
         return _files("tasks", study.tasks)
     rows = find_suite(study.suite).rows if study.suite is not None else ()
     if rows and not any((folder / row.folder).is_dir() for row in rows):
-        raise ValueError(f"tasks={study.tasks} holds none of the {len(rows)} tasks of {study.suite}.")
+        rule = f"must have at least one of the {len(rows)} tasks of {study.suite}"
+        raise OptionError("tasks", study.tasks, rule, example=folder / rows[0].folder)
     return {os.path.realpath(study.tasks)}
 
 
 def _check_split(study: Study, trained: set[str], tested: set[str]) -> None:
-    """Validation pairs in the training or the test data would choose values by them."""
+    """Validation pairs must not be in the training or test data, or tuning would overfit to them."""
     pairs = study.validation["pairs"]
-    leave_out = "leave it out of data.train, as in --data.train 'train/{00000..00006}.tar'"
-    keep_back = "keep a shard of the training data back for it"
+    exclude = "Exclude it from data.train, e.g. --data.train 'train/{00000..00006}.tar'."
+    hold_out = "Hold out a shard of the training data instead."
     for path in sorted(_files("validation.pairs", pairs)):
-        for others, what, instead in ((trained, "trained on", leave_out), (tested, "a test", keep_back)):
+        for others, use, advice in ((trained, "trained on", exclude), (tested, "tested", hold_out)):
             if any(path == other or path.startswith(other + os.sep) for other in others):
-                raise ValueError(f"validation.pairs={pairs}: {path} is {what} as well; {instead}.")
+                rule = f"must be neither trained on nor tested; {path} is {use}"
+                raise OptionError("validation.pairs", pairs, rule, advice=advice)

@@ -1,4 +1,4 @@
-"""The verb `fastclip compare`."""
+"""The command `fastclip compare`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,32 @@ from typing import Any
 
 import yaml
 
+from fastclip.config.renamed import current_name
+from fastclip.errors import InputError, OptionError
 from fastclip.terminal import console
-from fastclip.tools.study.arms import number_or_as_it_is
+from fastclip.tools.study.arms import parse_number
 from fastclip.tools.study.definition import (
     STUDY_FILE,
     Study,
-    grown,
+    current_options,
+    extend_study,
     load_study,
     read_settings,
     study_from,
     study_text,
 )
+
+
+class RunsFailed(RuntimeError):
+    """Some runs of the study failed; the others are done."""
+
+    def __init__(self, runs: Sequence[str], logs: Path):
+        self.runs, self.logs = runs, logs
+        names = ", ".join(runs[:5]) + (" …" if len(runs) > 5 else "")
+        super().__init__(
+            f"{len(runs)} runs failed: {names}. Their logs are in {logs}. Run the same command to try them "
+            "again; tuned values are kept."
+        )
 
 
 def compare(
@@ -42,18 +57,18 @@ def compare(
     json: bool = False,
     print_config: bool = False,
 ) -> None:
-    """Train a grid of runs and compare them: each arm with several seeds, the same budget for all.
+    """Train a grid of runs and compare them: several seeds per arm, the same budget for all.
 
       fastclip compare --config emoji --vary algorithm=openclip,fastclip-v3 --vary batch.size=32,64 \\
           --seeds 0,1,2 --epochs 8 --tasks data/emoji/tasks --suite emoji --out studies/batch
-      fastclip compare --study studies/batch.yaml           the same as a YAML file; options win over it
-      fastclip compare --study studies/batch.yaml --list    what is done, what failed; trains nothing
+      fastclip compare --study studies/batch.yaml           the same from a YAML file; options override it
+      fastclip compare --study studies/batch.yaml --list    show what is done and what failed; train nothing
 
-    Any option of `fastclip train` may be given, for all runs. Every run is an ordinary one, in OUT/runs;
-    those that are finished are never trained again, so the same command goes on after a stop, and a longer
-    --seeds or --vary adds runs. A failed run is told and does not stop the others.
+    Options of `fastclip train` apply to all runs. Every run is an ordinary one, in OUT/runs. Finished runs
+    are never repeated: run the same command again to continue after a stop, or with a longer --seeds or
+    --vary to add runs. A failed run is reported and does not stop the others.
 
-    Tuning gives every arm the same grid of values and chooses by pairs that are neither trained on nor
+    Tuning tries the same grid of values for every arm and chooses by pairs that are neither trained on nor
     tested:
 
       fastclip compare --config emoji --vary algorithm=openclip,fastclip-v3 --tune optim.lr=5e-4,1e-3,2e-3 \\
@@ -71,48 +86,46 @@ def compare(
       suite: emoji
       baseline: {algorithm: openclip}
 
-    Exit codes: 0 all runs are done; 1 some failed, or a mistake; 75 stopped by SIGTERM or Ctrl-C: call again.
+    Exit codes: 0 all runs are done; 1 error, or some runs failed; 75 stopped by SIGTERM or Ctrl-C, run it
+    again to continue.
 
     Args:
         study: a study's file, or the folder of a study.
         config: the recipe or YAML file that all runs start from.
-        vary: OPTION=A,B, an option and the values to compare; give it again for more options.
-        seeds: every arm is trained with each; 0,1,2 if left out.
-        tune: OPTION=A,B, an option and the values to choose from for each arm; may be given again.
-        tune_seed: the seed of tuning's runs; 1000 if left out.
-        validation__pairs: pairs that tuning is judged on.
-        validation__measure: by what; mean_recall@1 if left out.
+        vary: OPTION=A,B, an option and the values to compare; repeat it for more options.
+        seeds: train every arm with each of these seeds (default: 0,1,2).
+        tune: OPTION=A,B, an option and the values to choose from for each arm; repeatable.
+        tune_seed: the seed of tuning runs (default: 1000).
+        validation__pairs: the pairs that tuning is judged on.
+        validation__measure: the metric that tuning maximises (default: mean_recall@1).
         tasks: the tests, scored with `fastclip eval` after each run.
-        suite: one of fastclip eval's suites: its tasks, and its means.
-        baseline: OPTION=VALUE, arms to compare others with.
-        out: the study's folder; the name of its file, or studies/RECIPE, if left out.
-        jobs: runs at once; one a GPU, or one a CPU core, if left out.
-        list: show arms and runs, what is done and what failed; train nothing.
+        suite: a suite of `fastclip eval`: score only its tasks, and report its means.
+        baseline: OPTION=VALUE, the arms to compare others with.
+        out: the study's folder (default: the name of its file, or studies/RECIPE).
+        jobs: runs at the same time (default: one per GPU, or one per CPU core).
+        list: show all runs and their state; train nothing.
         json: print JSON instead of tables.
-        print_config: print the study as YAML, to start a file of one's own.
+        print_config: print the study as YAML, as a start for your own file.
     """
     if jobs is not None and jobs < 1:
-        raise ValueError(f"--jobs {jobs} must be at least 1; try 2.")
+        raise OptionError("jobs", jobs, "must be at least 1", example=2)
     given: dict[str, Any] = {"config": config, "vary": vary, "tune": tune, "baseline": baseline}
     given |= {"seeds": seeds, "tune_seed": tune_seed, "tasks": tasks, "suite": suite, "set": train_options}
     given["validation"] = {"pairs": _value(validation__pairs), "measure": validation__measure}
     file = study / STUDY_FILE if study is not None and study.is_dir() else study
     settings = _settings({} if file is None else read_settings(file), given)
     out = out or _folder(file, settings)
-    asked = study_from(settings, str(study or "fastclip compare"))
+    plan = study_from(settings, str(study or ""))
     if print_config:
-        print(study_text(asked), end="")
+        print(study_text(plan), end="")
         return
     if (out / STUDY_FILE).is_file():
-        try:
-            asked = grown(load_study(out / STUDY_FILE), asked)
-        except ValueError as error:
-            raise ValueError(f"{out}: {error}") from None
-    _print_list(asked, out, json) if list else _run(asked, out, jobs, json)
+        plan = extend_study(load_study(out / STUDY_FILE), plan, out)
+    _print_list(plan, out, json) if list else _run(plan, out, jobs, json)
 
 
 def _run(study: Study, out: Path, at_once: int | None, as_json: bool) -> None:
-    """Train what is not trained yet, and print the tables."""
+    """Train the runs that are not done, and print the tables."""
     from fastclip.tools.study.run_study import run_study
 
     failed = run_study(study, out, at_once)
@@ -120,30 +133,30 @@ def _run(study: Study, out: Path, at_once: int | None, as_json: bool) -> None:
 
     print_study(out, as_json)
     if not as_json:
-        print(f"\nA page with curves: fastclip report {out}")
+        print(f"\nFor a page with curves: fastclip report {out}")
     if failed:
-        raise RuntimeError(
-            f"{len(failed)} runs failed: {', '.join(failed[:5])}{' …' if len(failed) > 5 else ''}. What they "
-            f"said is in {out / 'logs'}. The same command tries them again; what tuning chose stays chosen."
-        )
+        raise RunsFailed(failed, out / "logs")
 
 
 def _settings(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """A file's settings with the options laid over them."""
+    """A file's settings, overridden by the command line."""
     if len(given["config"]) > 1:
-        raise ValueError(
-            f"--config {' and '.join(given['config'])}: a study starts from one. Vary options of it."
-        )
-    baseline = (_choices("baseline", word) for word in given["baseline"])
-    whole = {name: given[name] for name in ("tune_seed", "tasks", "suite")}
-    whole["config"] = given["config"][0] if given["config"] else None
-    whole["baseline"] = {option: values[0] for option, values in baseline}
-    whole["seeds"] = None if given["seeds"] is None else _choices("seeds", f"seeds={given['seeds']}")[1]
-    added = {name: dict(_choices(name, word) for word in given[name]) for name in ("vary", "tune")}
+        rule = "must be one recipe or file; use --vary to compare options"
+        raise OptionError("config", " and ".join(given["config"]), rule)
+    baseline = (_choices("baseline", argument) for argument in given["baseline"])
+    replaced = {name: given[name] for name in ("tune_seed", "tasks", "suite")}
+    replaced["config"] = given["config"][0] if given["config"] else None
+    replaced["baseline"] = {option: values[0] for option, values in baseline}
+    replaced["seeds"] = None if given["seeds"] is None else _choices("seeds", f"seeds={given['seeds']}")[1]
+    added = {name: dict(_choices(name, argument) for argument in given[name]) for name in ("vary", "tune")}
     added["validation"] = {name: value for name, value in given["validation"].items() if value is not None}
     added["set"] = _train_options(given["set"])
-    settings = settings | {name: value for name, value in whole.items() if value not in (None, {})}
-    return settings | {name: (settings.get(name) or {}) | more for name, more in added.items() if more}
+    settings = settings | {name: value for name, value in replaced.items() if value not in (None, {})}
+    for name, more in added.items():
+        in_file = settings.get(name) or {}
+        if more and isinstance(in_file, dict):  # any other type is reported with the study's other errors
+            settings[name] = current_options(name, in_file) | more
+    return settings
 
 
 def _folder(file: Path | None, settings: dict[str, Any]) -> Path:
@@ -152,17 +165,17 @@ def _folder(file: Path | None, settings: dict[str, Any]) -> Path:
     return file.parent if file.name == STUDY_FILE else file.with_suffix("")
 
 
-def _choices(name: str, word: str) -> tuple[str, list]:
+def _choices(name: str, argument: str) -> tuple[str, list]:
     """`batch.size=32,64` as an option and its values; a value may be a list: [0.9,0.98],[0.9,0.99]."""
-    option, equals, text = word.partition("=")
+    option, equals, text = argument.partition("=")
     if not option or not equals or not text:
-        raise ValueError(f"--{name} {word} names no values; try --{name} algorithm=openclip,fastclip-v3.")
+        raise OptionError(name, argument, "must be OPTION=VALUES", example="algorithm=openclip,fastclip-v3")
     values = _value(f"[{text}]")
-    return option, values if isinstance(values, list) else text.split(",")
+    return current_name(option), values if isinstance(values, list) else text.split(",")
 
 
 def _value(text: str | None) -> Any:
-    """What YAML makes of a word; what is no YAML, or would become a date, is text."""
+    """A value as YAML reads it; invalid YAML and dates stay text."""
     if text is None:
         return None
     try:
@@ -170,24 +183,25 @@ def _value(text: str | None) -> Any:
         dumps(value)
     except (yaml.YAMLError, TypeError):
         return text
-    return number_or_as_it_is(value)
+    return parse_number(value)
 
 
-def _train_options(words: list[str]) -> dict[str, Any]:
-    """`--epochs 8 --loss.tau=0.1`, by their names."""
+def _train_options(arguments: list[str]) -> dict[str, Any]:
+    """`--epochs 8 --loss.tau=0.1` as a mapping."""
     options: dict[str, Any] = {}
-    rest = iter(words)
-    for word in rest:
-        name, equals, text = word.partition("=")
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, text = argument.partition("=")
         if not name.startswith("--") or name == "--":
-            raise ValueError(
-                f"{word!r} belongs to no option. Several values have commas and no blanks between: "
-                "--vary batch.size=32,64 --seeds 0,1,2."
+            raise InputError(
+                argument,
+                "does not belong to an option. Separate several values with commas and no spaces: "
+                "--vary batch.size=32,64 --seeds 0,1,2.",
             )
-        text = text if equals else next(rest, "")
+        name, text = name[2:], text if equals else next(rest, "")
         if not text or (not equals and text.startswith("--")):
-            raise ValueError(f"{name} needs a value.")
-        options[name[2:]] = _value(text)
+            raise OptionError(name, "", "must have a value")
+        options[current_name(name)] = _value(text)
     return options
 
 
@@ -208,9 +222,9 @@ def _print_list(study: Study, out: Path, as_json: bool) -> None:
         if run.error:
             print(f"\n{run.name}: {run.error}")
     count = Counter(run.state for run in runs)
-    told = [f"{count[state]} {state}" for state in ("done", "failed", "unfinished") if count[state]]
-    print(f"\n{len(runs)} runs: {', '.join(told)}")
+    counts = [f"{count[state]} {state}" for state in ("done", "failed", "unfinished") if count[state]]
+    print(f"\n{len(runs)} runs: {', '.join(counts)}")
     try:
         check_study(study)
-    except ValueError as error:  # a finished study may be listed where its data are not
-        print(f"Not ready to be trained: {error}")
+    except ValueError as error:  # a finished study can be listed without its data
+        print(f"Cannot be trained: {error}")

@@ -1,26 +1,29 @@
-"""What a study is: a documented, checked dataclass that is read from a YAML file and written to one."""
+"""The definition of a study: a checked dataclass, read from and written to a YAML file."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fastclip.config.renamed import current_name
+from fastclip.errors import OptionError, PathError
 from fastclip.files import atomic_write
 from fastclip.text import did_you_mean
-from fastclip.tools.study.arms import Arm, grid, identity, name_arms, number_or_as_it_is
+from fastclip.tools.study.arms import Arm, grid, identity, name_arms, parse_number
 
 STUDY_FILE = "study.yaml"
 OWN = {
-    "seed": "seeds: [0, 1, 2]",
-    "out": "--out, the folder of the study",
-    "resume": "nothing: runs that are not finished always go on",
-    "config": "config: emoji",
+    "seed": "Use --seeds 0,1,2, or seeds: [0, 1, 2] in a file.",
+    "out": "Use --out for the folder of the study.",
+    "resume": "Unfinished runs always resume.",
+    "config": "Use --config emoji, or config: emoji in a file.",
 }
-"""Options of `fastclip train` that belong to the study itself, and what to write instead."""
+"""Options of `fastclip train` that the study sets for each run, and what to do instead."""
 MEASURE = "mean_recall@1"
 _EXAMPLES = {
     "set": "{epochs: 8}", "vary": "{algorithm: [openclip, fastclip-v3]}",
@@ -29,7 +32,8 @@ _EXAMPLES = {
     "validation": "{pairs: data/validation.tar}", "tasks": "data/emoji/tasks", "suite": "emoji",
     "baseline": "{algorithm: openclip}",
 }  # fmt: skip
-"""A value of each setting, which has the kind that all values of it have."""
+"""A value of each setting; all values of a setting have its type."""
+_KINDS = {dict: "a mapping", list: "a list", int: "an integer", str: "a string"}
 
 
 @dataclass
@@ -37,34 +41,35 @@ class Study:
     """A grid of runs: arms × seeds, after tuning if there is any."""
 
     config: str = ""
-    """The recipe, or the YAML file, that all runs start from."""
+    """The recipe or YAML file that all runs start from."""
     set: dict[str, Any] = field(default_factory=dict)
-    """Options of `fastclip train` for all runs, by their dotted names."""
+    """Options of `fastclip train` for all runs, by dotted name."""
     vary: dict[str, list] = field(default_factory=dict)
-    """Options and the values to compare; an arm is one choice of each."""
+    """Options and the values to compare; an arm is one value of each."""
     arms: list[dict[str, Any]] = field(default_factory=list)
-    """Arms written out, instead of or besides `vary`; `name` gives one a name of its own, `tune` a grid."""
+    """Explicit arms, instead of or in addition to `vary`; each may have a `name` and its own `tune`."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """Every arm is trained once with each."""
+    """Every arm is trained once with each seed."""
     tune: dict[str, list] = field(default_factory=dict)
-    """Options whose values are chosen for each arm; an arm written out may have its own grid, as large."""
+    """Options to tune for each arm; an explicit arm may have its own grid of the same size."""
     tune_set: dict[str, Any] = field(default_factory=dict)
-    """Options of tuning's runs alone, such as fewer epochs where a whole run takes too long."""
+    """Options of tuning runs only, such as fewer epochs."""
     tune_seed: int = 1000
-    """The seed of tuning's runs, which is none of the seeds that count."""
+    """The seed of tuning runs; must not be one of `seeds`."""
     validation: dict[str, Any] = field(default_factory=dict)
-    """What tuning goes by: `pairs`, which are neither trained on nor tested, and the `measure`."""
+    """What tuning is judged by: `pairs` that are neither trained on nor tested, and the `measure`."""
     tasks: str | None = None
     """The tests: tasks that `fastclip eval` scores after each run. Tuning never sees them."""
     suite: str | None = None
-    """datacomp, emoji or icons: only its tasks, and its means."""
+    """datacomp, emoji or icons: score only its tasks, and report its means."""
     baseline: dict[str, Any] = field(default_factory=dict)
-    """Which arms others are compared with, those that agree with them in all else that varies."""
+    """Arms with these values are baselines, for arms that otherwise have the same values."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        self.set, self.tune_set, self.baseline = map(_numbers, (self.set, self.tune_set, self.baseline))
-        self.arms = [_written_arm(arm) for arm in self.arms]
+        for name in ("set", "tune_set", "baseline"):
+            setattr(self, name, _numbers(name, getattr(self, name)))
+        self.arms = [_explicit_arm(arm) for arm in self.arms]
         self.vary, self.tune = _lists("vary", self.vary), _lists("tune", self.tune)
         self._check_options()
         self._check_seeds()
@@ -72,210 +77,259 @@ class Study:
         if self.tunes:
             self._check_tuning()
         for name in ("validation", "tune_set"):
-            if getattr(self, name) and not self.tunes:
-                raise ValueError(f"{name} has no effect without tune. Leave it out, or tune something.")
+            if (value := getattr(self, name)) and not self.tunes:
+                advice = "Remove it, or add tune."
+                raise OptionError(name, value, "has no effect without tune", advice=advice)
         if self.suite is not None:
-            from fastclip.evaluation.suites import find_suite
-
-            find_suite(self.suite)  # says which there are
-            if self.tasks is None:
-                example = f"`tasks: data/{self.suite}/tasks`"
-                raise ValueError(f"suite={self.suite} needs tasks: where they are, as in {example}.")
+            self._check_suite(self.suite)
 
     @property
     def tunes(self) -> bool:
-        """Whether values are chosen before the arms' runs."""
+        """Whether values are tuned before the arms are trained."""
         return any(arm.tune for arm in self.all_arms())
 
     @property
     def measure(self) -> str:
-        """What tuning goes by; the highest wins."""
+        """The metric that tuning maximises."""
         return self.validation.get("measure", MEASURE)
 
     def all_arms(self) -> list[Arm]:
-        """Those of `vary`, then those written out, with names that are theirs whatever else there is."""
+        """The arms of `vary`, then the explicit ones; their names do not depend on each other."""
         varied = grid(self.vary) if self.vary or not self.arms else []
-        written = [{key: own[key] for key in own if key not in ("name", "tune")} for own in self.arms]
+        explicit = [{key: own[key] for key in own if key not in ("name", "tune")} for own in self.arms]
         given: list[dict] = [*({} for _ in varied), *self.arms]
-        named = zip((own.get("name") for own in given), [*varied, *written], strict=True)
+        named = zip((own.get("name") for own in given), [*varied, *explicit], strict=True)
         arms = name_arms(named, alone=Path(self.config).stem)
         for arm, own in zip(arms, given, strict=True):
             arm.tune = own.get("tune", self.tune)
         return arms
 
     def options(self, arm: Arm, seed: int) -> dict[str, object]:
-        """The options of a run, as `fastclip train` takes them, but for its folder."""
+        """The options of a run for `fastclip train`, except its folder."""
         return {"config": self.config, **self.set, **arm.values, **arm.tuned, "seed": seed}
 
     def _check_kinds(self) -> None:
         if not isinstance(self.config, str) or not self.config:
-            raise ValueError("config is missing: name the recipe or YAML file, as in `config: emoji`.")
+            raise OptionError("config", self.config, "must be a recipe or a YAML file", example="emoji")
         for name, example in _EXAMPLES.items():
-            value, optional = getattr(self, name), name in ("tasks", "suite")
-            if not isinstance(value, type(yaml.safe_load(example))) and not (value is None and optional):
-                raise ValueError(f"{name}={value!r} is not possible; try {name}: {example}.")
+            value, kind = getattr(self, name), type(yaml.safe_load(example))
+            if not isinstance(value, kind) and not (value is None and name in ("tasks", "suite")):
+                raise OptionError(name, value, f"must be {_KINDS[kind]}", example=example)
         for arm in self.arms:
             if not isinstance(arm, dict):
-                raise ValueError(f"arms: {arm!r} is no arm; try {{algorithm: mbcl, loss.tau: 0.1}}.")
+                raise OptionError(
+                    "arms", arm, "must be a mapping", example="{algorithm: mbcl, loss.tau: 0.1}"
+                )
 
     def _check_options(self) -> None:
-        named = [(name, one) for name in ("set", "vary", "tune", "tune_set") for one in getattr(self, name)]
-        named += [("arms", one) for arm in self.arms for one in arm]
-        named += [("arms: tune", one) for arm in self.arms for one in arm.get("tune", {})]
-        for name, option in named:
-            if option in OWN:
-                raise ValueError(f"{name}: {option} belongs to the study itself. Write {OWN[option]}.")
-        for written in self.arms:
-            given = written.get("name")
+        settings = [(name, getattr(self, name)) for name in ("set", "vary", "tune", "tune_set")]
+        settings += [("arms", arm) for arm in self.arms]
+        settings += [("arms.tune", arm.get("tune", {})) for arm in self.arms]
+        for name, options in settings:
+            for option in (own for own in OWN if own in options):
+                rule = "cannot be used: the study sets it for each run"
+                raise OptionError(f"{name}.{option}", options[option], rule, advice=OWN[option])
+        for explicit in self.arms:
+            given = explicit.get("name")
             if given is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}", given):
-                raise ValueError(f"arms: the name {given!r} cannot name a folder; try one such as mbcl-warm.")
-        seen: dict[str, str] = {}
+                rule = "must name a folder: at most 80 letters, digits and . _ + -, a letter or digit first"
+                raise OptionError("arms.name", given, rule, example="mbcl-warm")
+        seen: dict[str, str] = {}  # names by values
         for arm in self.all_arms():
             key = identity(arm.values)
             if key in seen:
-                raise ValueError(f"The arm {arm.name} is there twice ({seen[key]}): leave one out.")
+                rule, option = f"is the arm {seen[key]} again", "arms" if self.arms else "vary"
+                raise OptionError(option, arm.values, rule, advice="Remove one of them.")
             seen[key] = arm.name
-            twice = sorted(arm.values.keys() & arm.tune.keys())
-            if twice:
-                raise ValueError(f"{twice[0]} is varied and tuned: choose one of the two.")
+            for option in sorted(arm.values.keys() & arm.tune.keys()):
+                rule = f"is varied as well, in the arm {arm.name}"
+                raise OptionError(f"tune.{option}", arm.tune[option], rule, advice="Either vary or tune it.")
             for option in (*arm.values, *arm.tune):
                 if option in self.tune_set:
-                    raise ValueError(
-                        f"tune_set: {option} makes the arm {arm.name}, and stays as it is there."
-                    )
+                    rule = f"cannot be used: the arm {arm.name} sets or tunes it"
+                    raise OptionError(f"tune_set.{option}", self.tune_set[option], rule)
 
     def _check_seeds(self) -> None:
-        good = self.seeds and all(type(seed) is int and seed >= 0 for seed in self.seeds)
-        if not good or len({*self.seeds}) < len(self.seeds):
-            raise ValueError(f"seeds={self.seeds} is not possible: different whole numbers; try [0, 1, 2].")
+        valid = self.seeds and all(type(seed) is int and seed >= 0 for seed in self.seeds)
+        if not valid or len({*self.seeds}) < len(self.seeds):
+            rule = "must be distinct non-negative integers"
+            raise OptionError("seeds", self.seeds, rule, example="[0, 1, 2]")
         if self.tunes and self.tune_seed in self.seeds:
-            raise ValueError(
-                f"tune_seed={self.tune_seed} is one of the seeds: what was chosen with a seed is too good "
-                "with it. Try tune_seed: 1000."
-            )
+            rule = "must not be one of seeds, or the runs with it would have been tuned for it"
+            raise OptionError("tune_seed", self.tune_seed, rule, example=max(self.seeds) + 1)
 
     def _check_baseline(self) -> None:
         arms = self.all_arms()
         if self.baseline and not any(self.baseline.items() <= arm.values.items() for arm in arms):
-            there = ", ".join(f"{key}={value}" for arm in arms for key, value in arm.values.items())
-            raise ValueError(f"baseline={self.baseline} is none of the arms; they have {there}.")
+            there = ", ".join(
+                dict.fromkeys(f"{key}={value}" for arm in arms for key, value in arm.values.items())
+            )
+            raise OptionError("baseline", self.baseline, f"must match an arm; the arms have {there}")
 
     def _check_tuning(self) -> None:
-        tries = {arm.name: len(grid(arm.tune)) if arm.tune else 0 for arm in self.all_arms()}
-        if len({*tries.values()}) > 1:
-            told = ", ".join(f"{name} {count}" for name, count in tries.items())
-            raise ValueError(
-                f"tune: every arm needs the same number of tries, for a fair comparison: {told}."
-            )
-        unknown = sorted(self.validation.keys() - {"pairs", "measure"})
-        if unknown:
-            raise ValueError(f"validation has no {unknown[0]!r}, only pairs and measure.")
-        if not self.validation.get("pairs"):
-            raise ValueError(
-                "tune needs validation.pairs: pairs that are neither trained on nor tested. If there are "
-                "none, keep a shard back:\n"
+        arms = self.all_arms()
+        trials = {arm.name: len(grid(arm.tune)) if arm.tune else 0 for arm in arms}
+        for arm in arms:
+            if trials[arm.name] != trials[arms[0].name]:
+                counts = ", ".join(f"{name} {count}" for name, count in trials.items())
+                rule = f"must give every arm the same number of trials, for a fair comparison ({counts})"
+                raise OptionError("tune", arm.tune, rule)
+        for key in sorted(self.validation.keys() - {"pairs", "measure"}):
+            raise OptionError.unknown("validation", key, ("pairs", "measure"))
+        if not (pairs := self.validation.get("pairs")):
+            rule = "must be given to tune: pairs that are neither trained on nor tested"
+            advice = (
+                "If there are none, hold out a shard:\n"
                 "  set: {data.train: 'data/emoji/train/{00000..00006}.tar'}\n"
                 "  validation: {pairs: data/emoji/train/00007.tar}\n"
                 "or --data.train … --validation.pairs … on the command line."
             )
+            raise OptionError("validation.pairs", pairs, rule, advice=advice)
+
+    def _check_suite(self, suite: str) -> None:
+        from fastclip.evaluation.suites import SUITES
+
+        if suite not in SUITES:
+            raise OptionError.unknown("suite", suite, SUITES)
+        if self.tasks is None:
+            rule = f"requires tasks, the folder of its tasks, e.g. `tasks: data/{suite}/tasks`"
+            raise OptionError("suite", suite, rule)
+
+
+class DifferentStudy(PathError):
+    """A folder that holds another study; `differs` has the old and the new value of each setting."""
+
+    def __init__(
+        self, path: str | PathLike[str], problem: str, differs: dict[str, tuple[Any, Any]] | None = None
+    ):
+        super().__init__(path, problem)
+        self.differs = differs or {}
 
 
 def load_study(path: Path) -> Study:
-    """The study that a YAML file holds; ValueError says what is wrong with it, and where."""
+    """Read and check the study in a YAML file; a ValueError says what is wrong with it."""
     return study_from(read_settings(path), str(path))
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What a study's file says, not yet checked."""
+    """The settings in a study's file, unchecked."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"There is no study in {path}: {error.strerror}.") from None
+        raise PathError(path, f"is not a study: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise PathError(path, f"is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no study; its lines should read like `config: emoji`.")
+        raise PathError(path, "is not a study; its lines must be settings such as `config: emoji`.")
     return content
 
 
-def study_from(settings: dict[str, Any], where: str) -> Study:
-    """A study of these settings; what is null counts as left out."""
+def study_from(settings: dict[str, Any], file: str = "") -> Study:
+    """The study with these settings; null means the default. Errors begin with the file's name."""
     names = [one.name for one in fields(Study)]
-    for name in settings:
-        if name not in names:
-            options = "Options of `fastclip train` for all runs go under `set`."
-            hint = did_you_mean(name, names, 0.5) or f" There are {', '.join(names)}. {options}"
-            raise ValueError(f"{where}: a study has no {name!r}.{hint}")
     try:
+        for name, value in settings.items():
+            if name not in names:
+                choices = (
+                    f"Settings: {', '.join(names)}. Options of `fastclip train` for all runs go under set."
+                )
+                advice = did_you_mean(name, names, 0.5).strip() or choices
+                raise OptionError(str(name), value, "is not a setting of a study", advice=advice)
         return Study(**{name: value for name, value in settings.items() if value is not None})
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    except OptionError as error:
+        if file:
+            error.args = (f"{file}: {error}",)
+        raise
+
+
+def current_options(setting: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of `fastclip train` by the names they have now."""
+    found: dict[str, Any] = {}
+    for option, value in options.items():
+        name = current_name(str(option))
+        if name in found:
+            raise OptionError(f"{setting}.{option}", value, "is given twice, by its old and its current name")
+        found[name] = value
+    return found
 
 
 def write_study(study: Study, path: Path) -> None:
-    """A file from which the same study is read."""
+    """Write a file that `load_study` reads as the same study."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, study_text(study))
 
 
 def study_text(study: Study) -> str:
-    """The study as YAML, without what was left out."""
+    """The study as YAML, without empty settings."""
     kept = {name: value for name, value in asdict(study).items() if value not in (None, {}, [])}
     if not study.tunes:
         kept.pop("tune_seed")
     return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
 
 
-def grown(old: Study, new: Study) -> Study:
-    """The old study with the new one's seeds and arms added; ValueError names what else differs.
+def extend_study(old: Study, new: Study, folder: Path) -> Study:
+    """The study of this folder with the seeds and arms of the new one added; nothing else may differ.
 
-    Tasks may come later than the runs, and the baseline may change: no run depends on them.
+    Tasks may be added after training, and the baseline may change: no run depends on them.
     """
-    differ = ""
+    differs = {}
     for name in ("config", "set", "tune", "tune_set", "tune_seed", "validation", "tasks", "suite"):
         there, here = getattr(old, name), getattr(new, name)
-        later = name in ("tasks", "suite") and there is None
-        if identity({name: there}) != identity({name: here}) and not later:
-            differ += f"\n  {name}: {there or 'nothing'} there, {here or 'nothing'} here"
-    if differ:
-        raise ValueError(f"it holds another study:{differ}\nGive the same settings, or another --out.")
+        added = name in ("tasks", "suite") and there is None
+        if identity({name: there}) != identity({name: here}) and not added:
+            differs[name] = there, here
+    if differs:
+        lines = [
+            f"\n  {name}: {old or 'nothing'} there, {new or 'nothing'} here"
+            for name, (old, new) in differs.items()
+        ]
+        problem = f"holds another study:{''.join(lines)}\nUse the same settings, or choose another --out."
+        raise DifferentStudy(folder, problem, differs)
     known = {identity(arm.values): arm for arm in old.all_arms()}
     arms = {identity(arm.values): arm for arm in new.all_arms()}
     for key in known.keys() & arms.keys():
-        if known[key].name != arms[key].name:
-            raise ValueError(f"its arm {known[key].name} is called {arms[key].name} here: keep its name.")
-        if identity({**known[key].tune}) != identity({**arms[key].tune}):
-            raise ValueError(f"its arm {known[key].name} chose from {known[key].tune}: keep that.")
+        _check_same_arm(known[key], arms[key], folder)
     seeds = [*old.seeds, *(seed for seed in new.seeds if seed not in old.seeds)]
     if known.keys() <= arms.keys():
-        return replace(new, seeds=seeds)  # the grid stays as the file has it
-    written = [
+        return replace(new, seeds=seeds)  # the grid stays as it is in the file
+    explicit = [
         {**arm.values, "name": arm.name} | ({} if arm.tune == new.tune else {"tune": arm.tune})
         for arm in (known | {key: arm for key, arm in arms.items() if key not in known}).values()
     ]
-    return replace(new, vary={}, arms=written, seeds=seeds)
+    return replace(new, vary={}, arms=explicit, seeds=seeds)
 
 
-def _written_arm(arm: dict[str, Any]) -> dict[str, Any]:
-    """An arm of the file, with numbers for what reads like one."""
-    found = _numbers(arm)
+def _check_same_arm(old: Arm, new: Arm, folder: Path) -> None:
+    if old.name != new.name:
+        problem = f"has the arm {old.name}, which is called {new.name} here. Keep its name."
+        raise DifferentStudy(folder, problem, {"arms.name": (old.name, new.name)})
+    if identity({**old.tune}) != identity({**new.tune}):
+        problem = f"has the arm {old.name}, tuned over {old.tune}, not {new.tune}. Keep its tune."
+        raise DifferentStudy(folder, problem, {"arms.tune": (old.tune, new.tune)})
+
+
+def _explicit_arm(arm: dict[str, Any]) -> dict[str, Any]:
+    """An arm of the file, with strings such as 5e-4 as numbers."""
+    found = _numbers("arms", arm)
     if "name" in arm:
         found["name"] = str(arm["name"])
     if "tune" in arm:
         if not isinstance(arm["tune"], dict) or not arm["tune"]:
-            raise ValueError(
-                f"arms: tune={arm['tune']!r} is not possible; try tune: {{loss.tau: [0.05, 0.1]}}."
-            )
-        found["tune"] = _lists("tune", arm["tune"])
+            example = "{loss.tau: [0.05, 0.1]}"
+            raise OptionError("arms.tune", arm["tune"], "must be a mapping of lists", example=example)
+        found["tune"] = _lists("arms.tune", arm["tune"])
     return found
 
 
-def _lists(name: str, choices: dict[str, Any]) -> dict[str, list]:
+def _lists(setting: str, choices: dict[str, Any]) -> dict[str, list]:
     for option, values in choices.items():
         if not isinstance(values, list) or not values:
-            raise ValueError(f"{name}: {option} needs a list of values, as in {name}: {{{option}: [1, 2]}}.")
-    return {str(option): [number_or_as_it_is(one) for one in values] for option, values in choices.items()}
+            raise OptionError(f"{setting}.{option}", values, "must be a list of values", example="[1, 2]")
+    return {
+        option: [parse_number(one) for one in values]
+        for option, values in current_options(setting, choices).items()
+    }
 
 
-def _numbers(options: dict[str, Any]) -> dict[str, Any]:
-    return {str(option): number_or_as_it_is(value) for option, value in options.items()}
+def _numbers(setting: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {option: parse_number(value) for option, value in current_options(setting, options).items()}

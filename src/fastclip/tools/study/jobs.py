@@ -1,7 +1,7 @@
-"""Runs of a study as processes: some at once, none twice, none left behind, and a failure stops no other.
+"""Runs of a study as child processes: several in parallel, none twice; a failure does not stop the others.
 
-A job is `fastclip train` and then, if there are tests, `fastclip eval`, each a process in a group of its own
-that prints to OUT/logs/NAME.log. A child ends with its parent, even a killed one: see processes.py.
+A job is `fastclip train` and then, if there are tests, `fastclip eval`, each in its own process group,
+with its output in OUT/logs/NAME.log. A child ends with its parent, even if that is killed: see processes.py.
 Children hold the study's lock too: no second `fastclip compare` starts before the last of them has saved.
 """
 
@@ -20,31 +20,32 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from fastclip.files import cores
+from fastclip.errors import PathError
+from fastclip.files import cores as available_cores
 from fastclip.processes import PAUSE, PROGRAM, kill, start
 from fastclip.run.folder import is_trained
 from fastclip.tools.study.folder import SCORES_FILE, failure_file, is_scored
 from fastclip.tools.study.live_status import LiveStatus
 
 log = logging.getLogger(__name__)
-STOPPED = 75  # the exit code of `fastclip train` that was asked to stop, and saved
+STOPPED = 75  # the exit code of `fastclip train` that was stopped and has saved
 _LAST_LINES = 8  # of a failed run's log
 
 
 @dataclass
 class Job:
-    """A run to be trained, and scored if there are tests."""
+    """A run to train, and to score if there are tests."""
 
     name: str
     folder: Path
     train: list[str]
-    """Options of `fastclip train`, but for its folder."""
+    """Arguments of `fastclip train`, except its folder."""
     epochs: float
     tests: list[str] = field(default_factory=list)
-    """Options of `fastclip eval`; none if nothing is to be scored."""
+    """Arguments of `fastclip eval`; empty if nothing is scored."""
 
     def next_step(self) -> list[str]:
-        """What is still to be done: `train` with its words, `eval` with its words, or nothing."""
+        """The next command to run: `train` or `eval` with its arguments, or nothing."""
         if not _trained(self.folder):
             return ["train", *self.train, f"--out={self.folder}"]
         if self.tests and not is_scored(self.folder):
@@ -53,17 +54,17 @@ class Job:
 
 
 class Stopped(Exception):
-    """The study was asked to stop; its runs have ended, and those that train have saved."""
+    """The study was interrupted: its runs have saved and ended."""
 
 
 class Jobs:
-    """Runs jobs, as many at once as there are places.
+    """Runs jobs in parallel, one per place.
 
     Args:
         out: the study's folder.
-        places: for each job at a time what its environment has besides the usual: a GPU, threads.
+        places: for each place, environment variables of its jobs: their GPU or number of threads.
         lock: the study's lock, which children hold too; see `locked`.
-        program: what `fastclip` is called as.
+        program: the command for `fastclip`.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class Jobs:
         self._running: list[_Process] = []
         self._stop: signal.Signals | None = None
         self.stopped: list[str] = []
-        """Runs that somebody else stopped: they saved, and can go on."""
+        """Runs that were stopped from outside: they have saved and can resume."""
         self.failed: list[str] = []
 
     def run(self, jobs: list[Job]) -> None:
-        """Bring all of them to their end; failures are told, written down, and left. Stopped if asked to."""
+        """Run all of them; failures are reported and written to files. Raises Stopped after a signal."""
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
         waiting = [job for job in jobs if job.next_step()]
         for job in jobs:
@@ -95,27 +96,27 @@ class Jobs:
                 while (waiting or self._running) and self._stop is None:
                     while waiting and self._free and self._stop is None:
                         self._start(waiting.pop(0))
-                    self._look()
+                    self._poll()
                     self.status.refresh()
                     time.sleep(PAUSE)
             finally:
                 self._end_all()
         if self._stop is not None:
-            raise Stopped(f"{self._stop.name}: runs that were training have saved.")
+            raise Stopped(f"{self._stop.name}: all runs have saved.")
 
     def _start(self, job: Job) -> None:
         failure_file(self.out, job.name).unlink(missing_ok=True)
         self.status.started(job.name, job.folder, job.epochs)
         self._running.append(_Process(job, self._free.pop(0), self))
 
-    def _look(self) -> None:
-        """At every process: what has ended goes on with the job's next step, or is over."""
+    def _poll(self) -> None:
+        """Check every process; one that has ended continues with the next command of its job, if any."""
         for process in list(self._running):
             code = process.child.poll()
             if code is None:
                 continue
-            job, words = process.job, process.end(code)
-            if code == 0 and (following := job.next_step()) != words:
+            job, command = process.job, process.end(code)
+            if code == 0 and (following := job.next_step()) != command:
                 if following:
                     self.status.scoring(job.name)
                     process.start(following)
@@ -134,14 +135,14 @@ class Jobs:
         self.failed.append(job.name)
         why = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if code == 0:
-            why = "it ended well, but its model or its scores are not there"
+            why = "exit code 0, but its model or scores are missing"
         lines = [line for line in _tail(path) if line.strip() and not line.startswith("$ ")][-_LAST_LINES:]
         failure_file(self.out, job.name).write_text("\n".join([*lines, f"({why}; {path})"]) + "\n")
-        self.status.failed(job.name, [*lines, f"({why}; all of it: {path})"])
+        self.status.failed(job.name, [*lines, f"({why}; full log: {path})"])
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C ask for a stop; a second Ctrl-C kills."""
+        """SIGTERM and Ctrl-C stop the runs; a second Ctrl-C kills them."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             again, self._stop = self._stop is not None, signal.Signals(number)
@@ -156,9 +157,9 @@ class Jobs:
                 signal.signal(number, handler)
 
     def _end_all(self) -> None:
-        """Ask what still runs to save and end, and wait for it."""
+        """Make running children save and end, and wait for them."""
         if self._running:
-            self.status.message("Stopping: runs save what they have. Ctrl-C again quits at once.")
+            self.status.message("Stopping: runs are saving. Press Ctrl-C again to quit immediately.")
         for process in self._running:
             process.signal(signal.SIGTERM)
         for process in self._running:
@@ -167,24 +168,24 @@ class Jobs:
 
 
 class _Process:
-    """A job on its place: one child after another."""
+    """A job in its place: one child after another."""
 
     def __init__(self, job: Job, place: dict[str, str], jobs: Jobs):
         self.job, self.place, self.jobs = job, place, jobs
         self.started = time.monotonic()
         self.start(job.next_step())
 
-    def start(self, words: list[str]) -> None:
-        self.words = words
+    def start(self, command: list[str]) -> None:
+        self.command = command
         log, scores = self.jobs.out / "logs" / f"{self.job.name}.log", self._scores()
         if scores is not None:
             scores.parent.mkdir(parents=True, exist_ok=True)
             scores.unlink(missing_ok=True)
         with open(log, "ab") as errors, open(scores or log, "ab") as output:
-            errors.write(f"$ fastclip {shlex.join(words)}\n".encode())
+            errors.write(f"$ fastclip {shlex.join(command)}\n".encode())
             errors.flush()
             self.child = start(
-                [*self.jobs.program, *words],
+                [*self.jobs.program, *command],
                 stdout=output,
                 stderr=errors,
                 env=os.environ | self.place,
@@ -192,16 +193,16 @@ class _Process:
             )
 
     def end(self, code: int) -> list[str]:
-        """Keep the scores of an evaluation that worked; the words it was called with."""
+        """Keep the scores of a successful evaluation; return the command that ended."""
         scores = self._scores()
         if scores is not None and code == 0:
             scores.replace(self.job.folder / SCORES_FILE)
         elif scores is not None:
             scores.unlink(missing_ok=True)
-        return self.words
+        return self.command
 
     def signal(self, number: signal.Signals) -> None:
-        """To the child alone, as its readers end with it; SIGKILL to all of them."""
+        """Signal the child only: its loader workers end with it. SIGKILL goes to all of them."""
         if self.child.poll() is not None:
             return
         if number == signal.SIGKILL:
@@ -210,40 +211,47 @@ class _Process:
             self.child.send_signal(number)
 
     def _scores(self) -> Path | None:
-        """Where an evaluation's scores go until it has ended."""
-        return self.job.folder / f"{SCORES_FILE}.part" if self.words[0] == "eval" else None
+        """The file for an evaluation's scores until it has ended."""
+        return self.job.folder / f"{SCORES_FILE}.part" if self.command[0] == "eval" else None
 
 
 @contextmanager
 def locked(out: Path) -> Iterator[BinaryIO]:
-    """The study is this process' alone, and its children's; ValueError if another is at work."""
+    """Lock the study's folder for this process and its children; PathError if it is locked already."""
     out.mkdir(parents=True, exist_ok=True)
     with open(out / ".lock", "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"Another `fastclip compare` is at work in {out}, or its last runs are saving. Wait for it, "
-                "or choose another --out."
+            raise PathError(
+                out,
+                "is in use by another `fastclip compare`, or its last runs are still saving. Wait for it, or "
+                "choose another --out.",
             ) from None
         yield file
 
 
-def places(at_once: int | None) -> list[dict[str, str]]:
-    """Where jobs run: one on each GPU, or on CPUs as many as there are cores for their threads.
+def places(at_once: int | None, gpus: int | None = None, cores: int | None = None) -> list[dict[str, str]]:
+    """The environment of each parallel job: one job per GPU, or as many as the cores have threads for.
 
-    On CPUs a job has OMP_NUM_THREADS threads, one if that is not set: however many jobs run at once, the
-    results are the same.
+    On CPUs a job has OMP_NUM_THREADS threads (default: 1), so that the results do not depend on the number of
+    parallel jobs.
+
+    Args:
+        at_once: the number of parallel jobs.
+        gpus, cores: how many there are; by default, those of this machine.
     """
-    import torch
+    if gpus is None:
+        import torch
 
-    if count := torch.cuda.device_count():
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        names = seen.split(",") if seen else [str(number) for number in range(count)]
-        return [{"CUDA_VISIBLE_DEVICES": names[job % count]} for job in range(at_once or count)]
+        gpus = torch.cuda.device_count()
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = visible.split(",") if visible else [str(number) for number in range(gpus)]
+        return [{"CUDA_VISIBLE_DEVICES": names[job % gpus]} for job in range(at_once or gpus)]
     given = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(given) if given.isdecimal() and int(given) else 1
-    return [{"OMP_NUM_THREADS": str(threads)}] * (at_once or max(1, cores() // threads))
+    return [{"OMP_NUM_THREADS": str(threads)}] * (at_once or max(1, (cores or available_cores()) // threads))
 
 
 def _trained(folder: Path) -> bool:

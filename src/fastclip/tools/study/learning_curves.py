@@ -1,4 +1,4 @@
-"""What runs measured while they trained: the measures, their courses, and how soon a score is reached."""
+"""Metrics over the course of training: which there are, their curves, and how soon a score is reached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IN_TRAINING = ("mean_recall@1", "tasks_mean", "image_retrieval_recall@1", "text_
 
 
 class Point(NamedTuple):
-    """An evaluation while a model trained."""
+    """An evaluation during training."""
 
     samples: float
     seconds: float | None
@@ -20,39 +20,39 @@ class Point(NamedTuple):
 
 
 def measured(runs: Iterable[Run]) -> list[str]:
-    """All measures of their evaluations, in the order of the records."""
+    """All metrics of their evaluations, in the order of the records."""
     return list(dict.fromkeys(name for run in runs for e in run.evaluations for name in e["evaluation"]))
 
 
 def main_measures(runs: Iterable[Run]) -> list[str]:
-    """Those by which runs are compared while they train: the usual ones, or the first of any, or none."""
+    """The metrics that compare runs in training: the usual ones, or else the first there is."""
     names = measured(runs)
     return [name for name in IN_TRAINING if name in names] or names[:1]
 
 
 def points(run: Run, measure: str) -> list[Point]:
-    """A measure's course while a model trained, in the order of samples."""
-    found = []
+    """The learning curve of a metric, in the order of samples."""
+    curve = []
     for record in run.evaluations:
         score, samples = number(record["evaluation"].get(measure)), run.samples_at(record)
         if score is not None and samples is not None:
-            found.append(Point(samples, run.seconds_at(record), score))
-    return found
+            curve.append(Point(samples, run.seconds_at(record), score))
+    return curve
 
 
 def first_reaching(points: Sequence[Point], score: float) -> Point | None:
     """The first evaluation at or above a score, in the order of samples; None if it is never reached.
 
-    Nothing is guessed between two evaluations: how fine the answer is depends on how often was evaluated.
+    Nothing is interpolated: the resolution is the interval between evaluations.
     """
     return min((p for p in points if score <= p.score < inf), key=lambda p: p.samples, default=None)
 
 
 def effort_to_match(arm: Sequence[Point], baseline: Sequence[Point]) -> tuple[float, float | None] | None:
-    """Samples and seconds until the arm has the baseline's final score, over the baseline's own.
+    """Samples and seconds that the arm takes to reach the baseline's final score, relative to the baseline.
 
-    The baseline's own are those of its first evaluation at or above its final score. None if the arm never
-    reaches it, or the baseline has no score that it had to train for; no seconds where one has no clock.
+    The baseline reaches it at its first evaluation at or above it. None if the arm never reaches it, or the
+    baseline has it before training; seconds are None if either has no clock.
     """
     final = max((p for p in baseline if isfinite(p.score)), key=lambda p: p.samples, default=None)
     if final is None:

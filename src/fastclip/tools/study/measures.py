@@ -1,8 +1,8 @@
-"""A study's scores by measure, arm and seed: of tasks, of the paper's means over them, and while training.
+"""A study's scores by metric, arm and seed: of tasks, of the paper's means over them, and in training.
 
-A mean is taken over the same tasks in every run: a run that lacks one of them has no mean, and is told.
-Runs of one seed see the same samples in the same order, so two arms are compared seed by seed: what a seed
-does to both drops out of the difference.
+A mean is over the same tasks in every run: a run that lacks one of them has no mean, and is reported. Runs
+with the same seed see the same samples in the same order, so arms are compared seed by seed: the effect of
+the seed on both cancels.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
+from fastclip.errors import InputError
 from fastclip.evaluation.suites import find_suite
-from fastclip.run.folder import Run, number, read_run
+from fastclip.run.folder import METRICS, RESULTS, Run, number, read_run
 from fastclip.tools.study.learning_curves import IN_TRAINING
 from fastclip.tools.study.study_state import StudyState
 
@@ -26,16 +27,16 @@ CONFIDENCE = 0.95
 
 @dataclass
 class Scores:
-    """All that the finished runs of a study were given."""
+    """All scores of a study's finished runs."""
 
     frame: pd.DataFrame
-    """A row for each score, means first: its `kind` (mean, task or training), `measure`, what the number is
-    `about` in a few words, why a mean is `partial` or "", `arm`, `seed`, and the `value` as a share of 1, NaN
-    for the mean of a run that lacks a task."""
+    """One row per score, means first: `kind` (mean, task or training), `measure`, `about` (a short
+    description), `partial` (why a mean is, or ""), `arm`, `seed` and `value`: a fraction of 1, NaN for the
+    mean of a run that lacks a task."""
     runs: dict[str, dict[int, Run]]
     """The finished runs by arm and seed."""
     missing: list[str]
-    """What is not counted, as sentences."""
+    """What is not counted and why, as sentences."""
 
     @property
     def all_runs(self) -> list[Run]:
@@ -43,7 +44,7 @@ class Scores:
 
 
 def read_scores(state: StudyState) -> Scores:
-    """The scores of every run that is done; what is not done, broken or not scored is told."""
+    """The scores of every finished run; others are listed in `missing`."""
     runs: dict[str, dict[int, Run]] = {arm.name: {} for arm in state.arms}
     missing = []
     for run in state.runs:
@@ -52,12 +53,13 @@ def read_scores(state: StudyState) -> Scores:
                 runs[run.arm.name][run.seed] = read_run(run.folder, settings=False)
                 continue
             why = f" {run.error.strip().splitlines()[-1]}" if run.error.strip() else ""
-            what = "failed" if run.state == "failed" else "has not finished"
-            missing.append(f"{run.name} {what} and is not counted.{why}")
+            outcome = "failed" if run.state == "failed" else "has not finished"
+            missing.append(f"{run.name} {outcome} and is not counted.{why}")
         except (OSError, ValueError) as error:
             missing.append(f"{run.name} is not counted: {error}")
     done = [run for seeds in runs.values() for run in seeds.values()]
-    missing += [f"{run.name}: {told}" for run in done for told in run.missing if "left out" in told]
+    skipped = (f"{METRICS}: ", f"{RESULTS}: ")  # sentences about lines of these files
+    missing += [f"{run.name}: {one}" for run in done for one in run.missing if one.startswith(skipped)]
     kinds = {result.task: result.kind for run in done for result in run.results if not result.error}
     found = pd.DataFrame(
         [
@@ -74,8 +76,8 @@ def read_scores(state: StudyState) -> Scores:
 
 
 def groups(kinds: dict[str, str], suite: str | None) -> dict[str, tuple[str, ...]]:
-    """The tasks of the paper's three means: a suite's tasks, or these, by the kind of each."""
-    if suite == "datacomp":  # its means have names of their own
+    """The tasks of the paper's three means: of a suite, or else of these tasks and their kinds."""
+    if suite == "datacomp":  # its means have their own names
         found = find_suite(suite)
         return {
             name: tuple(row.folder for row in found.rows if group in (None, row.group))
@@ -90,18 +92,18 @@ def groups(kinds: dict[str, str], suite: str | None) -> dict[str, tuple[str, ...
 
 
 def summarise(values: Iterable[float]) -> dict[str, Any]:
-    """`mean`, `sd` (with n − 1 below; None for one value alone) and `n` of at least one value."""
+    """The `mean`, the sample `sd` (None for a single value) and `n` of at least one value."""
     found = np.asarray(list(values), dtype=np.float64)
     if not len(found):
-        raise ValueError("There is no mean of no values; leave out what has no score.")
+        raise InputError("values", "must not be empty.")
     sd = float(found.std(ddof=1)) if len(found) > 1 else None
     return {"mean": float(found.mean()), "sd": sd, "n": len(found)}
 
 
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> dict[str, Any] | None:
-    """An arm minus its baseline, over the `n` seeds that both have; None if there is no such seed.
+    """An arm minus its baseline, over the `n` seeds that both have; None if there are none.
 
-    The `mean`, and `low` and `high` of the two-sided 95 % t-interval: None for one seed, which gives none.
+    The `mean`, and `low` and `high` of the two-sided 95 % t-interval, which are None for a single seed.
     """
     seeds = sorted(arm.keys() & baseline.keys())
     if not seeds:
@@ -113,12 +115,12 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -
 
 
 def _of_run(run: Run, missing: list[str]) -> Iterator[tuple]:
-    """Every score of `fastclip eval`, and the last evaluation in training: kind, measure, about, value."""
+    """The scores of `fastclip eval` and of the last evaluation in training: kind, measure, about, value."""
     for result in run.results:
         value = number(result.value)
         if result.error or value is None:
-            why = result.error or f"it has no {result.measure or 'measure'}"
-            missing.append(f"{run.name} has no score of {result.task}: {why}")
+            why = result.error or f"{result.measure or 'the metric'} is missing"
+            missing.append(f"{run.name} has no score for {result.task}: {why}")
         else:
             yield "task", result.task, result.measure, value
     last = run.evaluations[-1]["evaluation"] if run.evaluations else {}
@@ -139,7 +141,7 @@ def _means(
             if 0 < count < len(here):
                 missing.append(
                     f"{arm}, seed {seed}, has {count} of the {len(here)} tasks of {name} that "
-                    "others were scored on: it is left out of that mean."
+                    "others were scored on, and is excluded from that mean."
                 )
         mean = (sum(wide[folder] for folder in here) / len(here)).rename("value").reset_index()
         about = f"mean over {len(here)} task{'s' * (len(here) != 1)}"

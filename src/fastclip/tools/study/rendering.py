@@ -1,6 +1,6 @@
-"""A study's figures for people: as tables on a terminal, in Markdown, and on a page.
+"""A study's results as tables: on a terminal, in Markdown, and on a page.
 
-`tables` is what `tables.study_tables` gives and `--json` prints, so kept figures can be written again.
+`tables` is what `result_tables.study_tables` returns and `--json` prints: stored results can be rendered.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from rich.text import Text
 
 from fastclip.tools.study.arms import identity, shown, shown_options, slug
 
-_MOST_COLUMNS = 6  # of numbers, side by side in a terminal
+_MOST_COLUMNS = 6  # of numbers, on a terminal
 
 
 class Best(str):
-    """A cell in bold: the best of those that it is compared with."""
+    """A cell in bold: the best among the arms it is compared with."""
 
 
 class Grid(NamedTuple):
-    """A table as it is shown: the first columns name an arm or a task, the rest are numbers."""
+    """A table to show: the first columns name an arm or a task, the others are numbers."""
 
     title: str
     note: str
     headings: list[str]
     names: int
-    """How many columns are names."""
+    """The number of columns with names."""
     rows: list[list[str]]
 
 
 def grids(tables: dict[str, Any]) -> Iterator[Grid]:
-    """Every table that has something to say, in the order in which a reader needs them."""
+    """All tables that are not empty, the most important first."""
     means, tasks, training = (of_kind(tables, kind) for kind in ("mean", "task", "training"))
     if len(means) > 1:
         yield _overview(tables, means)
-    for measure in (*means, *training[:1]):  # the others are for machines
+    for measure in (*means, *training[:1]):  # the others are in --json
         yield _measure(tables, measure)
     if tasks:
-        headings = ["task", "measure", *(arm["name"] for arm in tables["arms"])]
+        headings = ["task", "metric", *(arm["name"] for arm in tables["arms"])]
         rows = [[task["name"], task["about"], *map(_score, task["rows"])] for task in tasks]
         yield Grid("Tasks", "Mean (sd) over seeds, in percent.", headings, 2, rows)
     if tables["effort"]["rows"]:
@@ -52,12 +52,12 @@ def grids(tables: dict[str, Any]) -> Iterator[Grid]:
 
 
 def of_kind(tables: dict[str, Any], kind: str) -> list[dict]:
-    """Measures that are means, tasks, or evaluations in training."""
+    """The metrics that are a mean, a task, or from training."""
     return [measure for measure in tables["measures"] if measure["kind"] == kind]
 
 
 def for_terminal(tables: dict[str, Any]) -> Iterator[Table | str]:
-    """Rich tables, and lines between them."""
+    """Rich tables and lines of text between them."""
     for grid in chain.from_iterable(map(_narrow, grids(tables))):
         yield as_table(grid)
         yield f"{grid.note}\n"
@@ -78,7 +78,7 @@ def as_table(grid: Grid) -> Table:
 
 
 def _narrow(grid: Grid) -> Iterator[Grid]:
-    """Pieces with no more columns of numbers than a terminal shows, each with the names."""
+    """Split a grid to fit a terminal; each piece has the columns with names."""
     for start in range(grid.names, len(grid.headings), _MOST_COLUMNS):
         headings, *rows = [
             row[: grid.names] + row[start : start + _MOST_COLUMNS] for row in (grid.headings, *grid.rows)
@@ -87,7 +87,7 @@ def _narrow(grid: Grid) -> Iterator[Grid]:
 
 
 def as_markdown(tables: dict[str, Any]) -> str:
-    """For documents: every table under its name, the best in bold."""
+    """Every table under its title, the best in bold."""
     parts = []
     for grid in grids(tables):
         rules = ["---"] * grid.names + ["---:"] * (len(grid.headings) - grid.names)
@@ -104,7 +104,7 @@ def points_of(share: float | None) -> str:
 
 
 def difference_of(row: dict) -> str:
-    """+1.46 [+0.90, +2.02]; or why there is no interval."""
+    """+1.46 [+0.90, +2.02], or why there is no interval."""
     found = row["difference"]
     if found is None:
         return "no seed in common" if row["baseline"] else "–"
@@ -116,13 +116,13 @@ def difference_of(row: dict) -> str:
 
 
 def by_columns(title: str, note: str, names: dict[str, Any], numbers: dict[str, Any]) -> Grid:
-    """A grid from its columns by their headings: those that name, and those of numbers."""
+    """A grid from columns by heading: names first, then numbers."""
     rows = [list(row) for row in zip(*names.values(), *numbers.values(), strict=True)]
     return Grid(title, note, [*names, *numbers], len(names), rows)
 
 
 def _names(tables: dict[str, Any]) -> dict[str, list[str]]:
-    """Columns that name arms: the varied options, and names that these do not say."""
+    """Columns that name arms: the varied options, and the names that do not follow from them."""
     arms = tables["arms"]
     options = dict.fromkeys(option for arm in arms for option in arm["values"])
     found = {o: [shown(arm["values"][o]) if o in arm["values"] else "–" for arm in arms] for o in options}
@@ -132,20 +132,20 @@ def _names(tables: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _overview(tables: dict[str, Any], means: list[dict]) -> Grid:
-    """The paper's table: its means side by side, and all improvements in one column."""
+    """The paper's table: the means side by side, and their improvements in one column."""
     columns = {measure["name"]: [_score(row) for row in measure["rows"]] for measure in means}
     across = zip(*(measure["rows"] for measure in means), strict=True)
     gains = [", ".join(points_of(one["improvement"]) for one in rows if one["baseline"]) for rows in across]
     if any(gains):
         columns["improvement"] = gains
     partial = [f"{measure['name']}: {measure['partial']}" for measure in means if measure["partial"]]
-    note = "Mean (sd) over seeds, in percent; improvements are differences in points."
+    note = "Mean (sd) over seeds, in percent; improvements in percentage points."
     note += f" Partial: {'; '.join(partial)}." if partial else ""
     return by_columns("Summary", note, _names(tables), columns)
 
 
 def _measure(tables: dict[str, Any], measure: dict) -> Grid:
-    """One measure of all arms, with differences where there is a baseline."""
+    """One metric of all arms, with differences if there is a baseline."""
     rows = measure["rows"]
     columns: dict[str, Any] = {"% (sd)": map(_score, rows), "seeds": map(_seeds, rows)}
     if any(row["baseline"] for row in rows):
@@ -153,7 +153,7 @@ def _measure(tables: dict[str, Any], measure: dict) -> Grid:
         columns["paired difference, 95 %"] = map(difference_of, rows)
     note = measure["about"] + (f"; partial: {measure['partial']}." if measure["partial"] else ".")
     if any(row["missing"] and row["summary"] for row in rows):
-        note += " * lacks seeds, and takes no part in who is best."
+        note += " * Some seeds are missing; not considered for the best."
     return by_columns(measure["name"], note, _names(tables), columns)
 
 
@@ -162,8 +162,8 @@ def _effort(measure: str, rows: list[dict]) -> Grid:
         return ["–" if row[name] is None else f"{row[name]:.2f} ×" for row in rows]
 
     note = (
-        f"What it took to reach the baseline's final {measure}, where 1 is what it took the "
-        "baseline: by the first evaluation at or above it, as a mean over seeds where all of them reached it."
+        f"Samples and time to reach the baseline's final {measure}, relative to the baseline: up to the first "
+        "evaluation at or above it; means over seeds, if all of them reached it."
     )
     names = {name: [row[name] for row in rows] for name in ("arm", "baseline")}
     reached = [f"{row['reached']} of {row['seeds']}" for row in rows]
@@ -171,24 +171,24 @@ def _effort(measure: str, rows: list[dict]) -> Grid:
     return by_columns("How soon", note, names, numbers)
 
 
-def _tuning(tried: list[dict]) -> Grid:
-    """A line for each arm, a column for each choice that was tried."""
-    choices = {identity(one["values"]): shown_options(one["values"]) for one in tried}
-    cells = {(one["arm"], identity(one["values"])): _trial(one) for one in tried}
-    arms = dict.fromkeys(one["arm"] for one in tried)
+def _tuning(trials: list[dict]) -> Grid:
+    """One row per arm, one column per combination of values."""
+    choices = {identity(one["values"]): shown_options(one["values"]) for one in trials}
+    cells = {(one["arm"], identity(one["values"])): _trial(one) for one in trials}
+    arms = dict.fromkeys(one["arm"] for one in trials)
     rows = [[arm, *(cells.get((arm, choice), "–") for choice in choices)] for arm in arms]
-    note = "Scores on validation pairs, in percent, never on the tests; ✓ was chosen."
+    note = "Scores on validation pairs, in percent (never on the tests); ✓ marks the chosen value."
     return Grid("Tuning", note, ["arm", *choices.values()], 1, rows)
 
 
 def _trial(one: dict) -> str:
     if one["score"] is None:
-        return "failed" if one["error"] else "not there yet"
+        return "failed" if one["error"] else "pending"
     return Best(f"{100 * one['score']:.2f} ✓") if one["chosen"] else f"{100 * one['score']:.2f}"
 
 
 def _captions(counted: list[dict]) -> Grid:
-    """A line for each batch size and order that the arms have."""
+    """One row per batch size and order of samples."""
     alike: dict[tuple, list[str]] = {}
     for row in counted:
         alike.setdefault((row["batch"], *row["found"].values()), []).append(row["arm"])
@@ -201,10 +201,10 @@ def _captions(counted: list[dict]) -> Grid:
         for (batch, actual, expected, repeated, captions, samples), arms in alike.items()
     ]
     note = (
-        "The share of a batch's samples that have another with the same caption in it, which the loss takes "
-        "for a negative: counted over the first seed's batches, and expected by chance."
+        "Samples that share their caption with another sample of the batch, which the loss treats as a "
+        "negative: counted in the first seed's batches, and expected by chance."
     )
-    headings = ["arms", "batch", "met, %", "expected, %", "shared in all data, %", "different captions"]
+    headings = ["arms", "batch", "in batches, %", "expected, %", "in the whole data, %", "distinct captions"]
     return Grid("Equal captions", note, headings, 1, rows)
 
 
@@ -229,5 +229,5 @@ def _line(cells: list[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """On one line, with no sign that would end a cell."""
+    """On one line, with no character that would end a cell."""
     return " ".join(text.replace("|", "\\|").split())

@@ -1,7 +1,7 @@
-"""A study in figures, in the paper's form: mean (sd) over seeds, the best, and the gain over the baseline.
+"""The results of a study as in the paper: mean (sd) over seeds, the best, and the gain over the baseline.
 
-Everything here is plain data as `--json` prints it, shares of 1 and not percent; `rendering` writes it for
-people. Equal captions are counted here too: a contrastive loss takes the one for a negative of the other.
+All of it is plain data for `--json`, in fractions of 1, not percent; `rendering` makes tables of it. Equal
+captions are counted here too: a contrastive loss treats their samples as negatives of each other.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fastclip.config.options import TrainConfig, from_dict, whole_batches
 from fastclip.data.images import UnusableSample
 from fastclip.data.manifest import Manifest, Place, open_manifest
 from fastclip.data.order import Order
+from fastclip.errors import OptionError
 from fastclip.run.folder import Run
 from fastclip.terminal import console, progress
 from fastclip.tools.study.arms import find_baselines, shown_options
@@ -32,12 +33,12 @@ from fastclip.tools.study.study_state import StudyState, read_study
 from fastclip.tools.study.tune import read_trials
 
 MOST_PAIRS = 5_000_000
-_AT_ONCE = 1 << 20  # places in the order of a run that are looked at together
+CHUNK = 1 << 20  # samples of a run's order that are counted at a time
 Baselines = dict[str, str | None]
 
 
 def print_study(out: Path, json: bool = False) -> None:
-    """Show a study's tables, as far as its runs have come."""
+    """Print the tables of a study, with the runs that are done."""
     tables = study_tables(read_study(out))
     if json:
         print(json_module.dumps(tables, indent=2))
@@ -47,16 +48,16 @@ def print_study(out: Path, json: bool = False) -> None:
 
 
 def study_tables(state: StudyState, scores: Scores | None = None) -> dict[str, Any]:
-    """Read the study's runs and put their scores together; what is not there is told under "missing"."""
+    """Collect the scores of a study's runs; "missing" lists what is not included, as sentences."""
     scores, baseline = scores or read_scores(state), state.study.baseline
     baselines, missing = find_baselines(state.arms, baseline), list(scores.missing)
     if baseline and not any(baselines.values()):
         missing.append(
-            f"No arm can be compared with the baseline ({shown_options(baseline)}): it takes one arm with "
-            "these values and another that differs in nothing else that is varied."
+            f"No arm can be compared with the baseline ({shown_options(baseline)}): no other arm "
+            "has the same values of all other options."
         )
     if scores.frame.empty:
-        missing.append("There are no scores yet: no run has finished with an evaluation or tasks.")
+        missing.append("There are no scores yet: no finished run has an evaluation or tasks.")
     return {
         "study": state.folder.resolve().name,
         "seeds": len(state.study.seeds),
@@ -74,7 +75,7 @@ def study_tables(state: StudyState, scores: Scores | None = None) -> dict[str, A
 
 
 def _rows(scores: DataFrame, baselines: Baselines, seeds: int) -> list[dict]:
-    """An arm's figures of one measure, for each arm."""
+    """The numbers of one metric, one row per arm."""
     known, rows = scores.dropna(subset="value").groupby("arm"), []
     values = {arm: dict(zip(found.seed, map(float, found.value), strict=True)) for arm, found in known}
     for name, baseline in baselines.items():
@@ -82,15 +83,15 @@ def _rows(scores: DataFrame, baselines: Baselines, seeds: int) -> list[dict]:
         summary, difference = summarise(own.values()) if own else None, paired_difference(own, against)
         improvement = summary["mean"] - fmean(against.values()) if summary and against else None
         if difference is not None and own.keys() == against.keys():
-            improvement = difference["mean"]  # the same number: or the two could be rounded apart
+            improvement = difference["mean"]  # the same number, without rounding differently
         rows.append(
             {
                 "arm": name,
                 "summary": summary,  # None if no seed has a score
-                "missing": seeds - len(own),  # seeds of the study that have none
-                "baseline": baseline,  # None if there is none, or it is one itself
-                "improvement": improvement,  # of the means, over all seeds that each has
-                "difference": difference,  # seed by seed, over those that both have
+                "missing": seeds - len(own),  # seeds of the study without a score
+                "baseline": baseline,  # None for a baseline and without one
+                "improvement": improvement,  # of the means over all seeds of each
+                "difference": difference,  # paired, over the seeds that both have
                 "best": False,
                 "values": {str(seed): value for seed, value in own.items()},
             }
@@ -100,22 +101,22 @@ def _rows(scores: DataFrame, baselines: Baselines, seeds: int) -> list[dict]:
 
 
 def _mark_best(rows: list[dict]) -> None:
-    """Within each baseline and the arms that are compared with it; or among all, where there is none.
+    """Mark the best within each baseline and its arms, or among all arms if there is no baseline.
 
-    Arms that lack seeds do not take part.
+    Arms that lack seeds are not considered.
     """
     compared = any(row["baseline"] for row in rows)
     for row in rows:
         own = row["baseline"] or row["arm"]
-        circle = [one for one in rows if not compared or (one["baseline"] or one["arm"]) == own]
-        whole = [one["summary"]["mean"] for one in circle if not one["missing"]]
-        row["best"] = len(circle) > 1 and not row["missing"] and row["summary"]["mean"] == max(whole)
+        group = [one for one in rows if not compared or (one["baseline"] or one["arm"]) == own]
+        means = [one["summary"]["mean"] for one in group if not one["missing"]]
+        row["best"] = len(group) > 1 and not row["missing"] and row["summary"]["mean"] == max(means)
 
 
 def _effort(scores: Scores, baselines: Baselines) -> dict:
-    """What it took arms to come to their baseline's final score, where 1 is what it took the baseline.
+    """Samples and seconds until each arm reaches its baseline's final score, relative to the baseline.
 
-    The mean over seeds; None unless all of them reached it, for those that did are the lucky ones.
+    The mean over seeds; None unless every seed reached it, as a mean over those that did would be biased.
     """
     rows, measure = [], next(iter(main_measures(scores.all_runs)), "")
     for arm, baseline in baselines.items():
@@ -135,9 +136,9 @@ def _effort(scores: Scores, baselines: Baselines) -> dict:
 
 
 def _captions(scores: Scores, missing: list[str]) -> list[dict]:
-    """How often equal captions meet in the batches of each arm's first seed.
+    """How often equal captions meet in a batch, for each arm's first seed.
 
-    Runs with the same data, batch, epochs and order share a count.
+    Counted once for runs with the same data, batch, epochs and order.
     """
     counted: dict[str, dict | None] = {}
     rows = []
@@ -161,32 +162,36 @@ def _captions(scores: Scores, missing: list[str]) -> list[dict]:
 
 
 def _order_of(run: Run) -> TrainConfig:
-    """As much of a run's config as its batches depend on, from its checkpoint."""
+    """The part of a run's config that determines its batches, from its checkpoint."""
     saved = run.metadata["config"]
     known = {"data": saved.get("data", {}), "seed": saved.get("seed", 0)}
     return from_dict(known | {name: saved[name] for name in ("epochs", "batch")})
 
 
 def equal_captions(
-    config: TrainConfig, progress: Callable[[int, int], None] | None = None
+    config: TrainConfig,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    most_pairs: int = MOST_PAIRS,
+    chunk: int = CHUNK,
 ) -> dict[str, Any] | None:
-    """Counted exactly, over the very batches of the run; None for collections of over 5 million pairs.
+    """An exact count over the run's own batches; None for collections of more than `most_pairs`.
 
-    `actual` is the share of the samples of a global batch that have another one with their caption in it, the
-    mean over all steps of the run; `expected` the same share where each batch is drawn by chance; `repeated`
-    the share of the collection's `samples` whose caption others have too; `captions` are different ones.
+    `actual` is the share of a global batch's samples whose caption occurs again in it, averaged over all
+    steps of the run; `expected` is this share for random batches; `repeated` is the share of the collection's
+    `samples` whose caption is not unique; `captions` is the number of distinct captions.
     """
     data = config.data
     if data.train is None:
-        raise ValueError("data.train is missing: there are no captions to count.")
+        raise OptionError("data.train", None, "must be given to count captions")
     manifest = open_manifest(data.train, image_column=data.image_column, caption_column=data.caption_column)
-    if len(manifest) > MOST_PAIRS:
+    if len(manifest) > most_pairs:
         return None
     code_n = caption_codes(manifest, progress)
     n, batch = len(manifest), config.batch.size
     steps = whole_batches(config.epochs, n, batch)
     # The order is one stream: k batches are one batch k times as large
-    together = max(1, min(steps, _AT_ONCE // batch))
+    together = max(1, min(steps, chunk // batch))
     order = Order(n, together * batch, config.seed, data.shuffle, manifest.block_ends(), data.window)
     met = 0
     for first in range(0, steps, together):
@@ -199,13 +204,13 @@ def equal_captions(
 
 
 def caption_codes(manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> np.ndarray:
-    """A number for each sample: equal for equal captions, as training reads them."""
+    """One number per sample, equal for equal captions as training reads them."""
     seen: dict[bytes, int] = {}
     code_n = np.empty(len(manifest), dtype=np.int64)
     for sample in range(len(manifest)):
         try:
             caption = manifest.caption_at(Place(*manifest.rows[sample].item()))
-        except UnusableSample:  # empty: another sample takes its place, and nobody shares it
+        except UnusableSample:  # empty: replaced in training, and equal to no other
             caption = f"\0{sample}"
         code_n[sample] = seen.setdefault(blake2b(caption.encode(), digest_size=16).digest(), len(seen))
         if progress is not None and sample % 4096 == 0:
@@ -214,7 +219,7 @@ def caption_codes(manifest: Manifest, progress: Callable[[int, int], None] | Non
 
 
 def count_equal(code_sB: np.ndarray) -> int:
-    """Samples that have another one with their code in the same row."""
+    """The number of samples whose code occurs again in their row."""
     ordered = np.sort(code_sB, axis=1)
     same = ordered[:, 1:] == ordered[:, :-1]
     edge = np.zeros((len(ordered), 1), dtype=bool)
@@ -222,10 +227,10 @@ def count_equal(code_sB: np.ndarray) -> int:
 
 
 def expected_share(size_c: np.ndarray, batch: int) -> float:
-    """Of a batch drawn by chance from captions that have so many samples each.
+    """The expected share of a random batch, where `size_c` is the number of samples of each caption.
 
-    The others of a sample with c of its caption are batch − 1 draws from the rest; C(n−c, B−1) / C(n−1, B−1)
-    is the chance that none of its c − 1 likes is among them.
+    The others in the batch are B − 1 draws from the n − 1 other samples; C(n−c, B−1) / C(n−1, B−1) is the
+    probability that none of the c − 1 with the same caption is among them.
     """
     n = int(size_c.sum())
     sizes, counts = np.unique(size_c, return_counts=True)

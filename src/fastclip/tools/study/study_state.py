@@ -1,4 +1,4 @@
-"""A study as its folder tells it: its arms, its runs and how far each of them is."""
+"""The state of a study, read from its folder: its arms, its runs and the state of each."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from fastclip.tools.study.tune import chosen_values, trial_folder, trial_name, t
 
 @dataclass
 class StudyRun:
-    """A run of a study, and how far it is."""
+    """A run of a study and its state."""
 
     name: str
     arm: Arm
     seed: int
     values: dict[str, Any]
-    """The options that make it, the tuned ones among them."""
+    """The options of this run, including tuned ones."""
     folder: Path
     state: State
     error: str
-    """Why the last try failed; or what is wrong with the folder of an unfinished run."""
+    """Why the last attempt failed, or what is wrong with the folder of an unfinished run."""
 
 
 @dataclass
 class StudyState:
-    """A study, and how far it is."""
+    """A study and the state of its runs."""
 
     folder: Path
     study: Study
     arms: list[Arm]
     runs: list[StudyRun]
-    """Arm by arm, each with its seeds."""
+    """Arm by arm, then seed by seed."""
     tuning: list[StudyRun]
-    """The runs from which values are chosen."""
+    """The runs that tuning chooses from."""
 
     @property
     def planned(self) -> list[StudyRun]:
-        """All runs in the order in which they are made."""
+        """All runs in the order of training."""
         return [*self.tuning, *self.runs]
 
 
 def read_study(out: Path) -> StudyState:
-    """The study in this folder; ValueError if there is none. A broken or missing run never fails: it tells.
+    """The study in this folder; PathError if there is none.
 
-    Before any run has started all of them are there, as unfinished.
+    Runs that have not started are unfinished; a damaged run has an error.
     """
     return state_of(load_study(out / STUDY_FILE), out)
 
 
 def is_study(folder: Path) -> bool:
-    """Whether `read_study` has something to read there."""
+    """Whether the folder holds a study."""
     return (folder / STUDY_FILE).is_file()
 
 
 def state_of(study: Study, out: Path) -> StudyState:
-    """How far this study is in this folder, which need not exist yet."""
+    """The state of this study in this folder, which need not exist yet."""
     chosen, arms = chosen_values(out), study.all_arms()
     for arm in arms:
         arm.tuned = chosen.get(arm.name, {})
@@ -74,6 +74,6 @@ def state_of(study: Study, out: Path) -> StudyState:
     for arm, seed in product(arms, study.seeds):
         folder = run_folder(out, arm, seed)
         runs.append(run(folder.name, arm, folder, {"seed": seed}, tests=study.tasks is not None))
-    tried = [trial for arm in arms for trial in trials(arm)]
-    tuning = [run(trial_name(one), one, trial_folder(out, one), {}, tests=False) for one in tried]
+    all_trials = [trial for arm in arms for trial in trials(arm)]
+    tuning = [run(trial_name(one), one, trial_folder(out, one), {}, tests=False) for one in all_trials]
     return StudyState(out, study, arms, runs, tuning)

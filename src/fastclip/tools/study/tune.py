@@ -1,15 +1,15 @@
-"""Tuning: as many tries for every arm, judged on validation pairs; no test is ever opened.
+"""Tuning: the same number of trials for every arm, judged on validation pairs; tests are never opened.
 
-`tuning.json` in the study's folder holds all of it:
+`tuning.json` in the study's folder holds the results:
 
     {"measure": "mean_recall@1", "pairs": …, "seed": 1000,
-     "set": {…},                                                               of these runs alone
-     "arms": [{"arm": NAME, "values": {…}, "chosen": {"optim.lr": 0.001},      null before all were tried
+     "set": {…},                                                               only for tuning runs
+     "arms": [{"arm": NAME, "values": {…}, "chosen": {"optim.lr": 0.001},      null until all were tried
                "tried": [{"values": {"optim.lr": 0.001}, "run": "tuning/NAME/lr0.001",
-                          "score": 0.41,                                       null without one
+                          "score": 0.41,                                       null if there is none
                           "error": ""}, …]}, …]}
 
-What was chosen stays chosen: the arm's runs are made with it.
+A choice is never revised: the arm's runs are trained with it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fastclip.files import atomic_write
 from fastclip.run.folder import METRICS, number
 from fastclip.run.metrics_file import read_metrics
 from fastclip.tools.study.arms import Arm, grid, identity, slug
-from fastclip.tools.study.definition import Study
+from fastclip.tools.study.definition import Study, current_options
 from fastclip.tools.study.folder import failure_file, state_of_run
 
 TUNING_FILE = "tuning.json"
-_NEVER = 1e9  # epochs between two evaluations: the one at the end is made whatever this is
-_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading the file may raise
+_NEVER = 1e9  # epochs between evaluations: only the one at the end is left
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading the file may raise
 
 
 def trials(arm: Arm) -> list[Arm]:
-    """The arm with each choice of the tuned values, in the order of the file; none without tuning."""
+    """The arm with each combination of values to try, in the order of the file; empty without tuning."""
     return [replace(arm, tuned=values) for values in grid(arm.tune)] if arm.tune else []
 
 
@@ -45,7 +45,7 @@ def trial_folder(out: Path, trial: Arm) -> Path:
 
 
 def trial_options(study: Study, trial: Arm) -> dict[str, object]:
-    """The arm's options, but what is evaluated: the validation pairs alone, and at the end alone."""
+    """The arm's options, except that only the validation pairs are evaluated, once at the end."""
     evaluation = {
         "evaluate.pairs": study.validation["pairs"],
         "evaluate.tasks": None,
@@ -56,9 +56,9 @@ def trial_options(study: Study, trial: Arm) -> dict[str, object]:
 
 
 def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
-    """Write tuning.json, and give what it chooses by the arm's name; arms not yet tried out are not there.
+    """Write tuning.json and return the chosen values by arm; arms with unfinished trials are missing.
 
-    The highest score wins, the first of equal ones. A trial that failed has no score and cannot win.
+    The highest score wins, and the first of equal ones. A failed trial has no score and cannot win.
     """
     before, arms = chosen_values(out), []
     for arm in study.all_arms():
@@ -66,7 +66,7 @@ def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
         chosen = before.get(arm.name)
         scored = [one for one in tried if one["score"] is not None]
         if chosen is None and scored and all(one["score"] is not None or one["error"] for one in tried):
-            chosen = max(scored, key=lambda one: one["score"])["values"]  # the first of equal ones
+            chosen = max(scored, key=lambda one: one["score"])["values"]
         arms.append({"arm": arm.name, "values": arm.values, "chosen": chosen, "tried": tried})
     settings = {"measure": study.measure, "pairs": study.validation["pairs"], "seed": study.tune_seed}
     found = settings | {"set": study.tune_set, "arms": arms}
@@ -75,22 +75,22 @@ def choose(study: Study, out: Path) -> dict[str, dict[str, object]]:
 
 
 def chosen_values(out: Path) -> dict[str, dict[str, object]]:
-    """What tuning chose, by the arm's name; arms without a choice are not there."""
+    """The values that tuning chose, by arm; arms without a choice are missing."""
     try:
-        return {arm["arm"]: dict(arm["chosen"]) for arm in _arms(out) if arm["chosen"]}
-    except _BROKEN:
+        return {arm["arm"]: current_options("chosen", arm["chosen"]) for arm in _arms(out) if arm["chosen"]}
+    except _DAMAGED:
         return {}
 
 
 def read_trials(out: Path, missing: list[str]) -> list[dict]:
-    """Every try of every arm; none where nothing is tuned. What cannot be read is told in `missing`."""
+    """Every trial of every arm; empty without tuning. Problems are added to `missing`."""
     if not (out / TUNING_FILE).exists():
         return []
     try:
         found: list[dict[str, Any]] = [
             {
                 "arm": str(arm["arm"]),
-                "values": dict(one["values"]),
+                "values": current_options("values", one["values"]),
                 "score": number(one.get("score")),
                 "chosen": bool(arm["chosen"]) and identity(one["values"]) == identity(arm["chosen"]),
                 "error": str(one.get("error") or ""),
@@ -98,8 +98,8 @@ def read_trials(out: Path, missing: list[str]) -> list[dict]:
             for arm in _arms(out)
             for one in arm["tried"]
         ]
-    except _BROKEN as error:
-        missing.append(f"{TUNING_FILE} cannot be read, so what was tuned is not shown ({error!r}).")
+    except _DAMAGED as error:
+        missing.append(f"{TUNING_FILE} cannot be read, so tuning is not shown ({error!r}).")
         return []
     for one in found:
         if one["error"]:
@@ -120,6 +120,6 @@ def _tried(trial: Arm, study: Study, out: Path) -> dict:
             evaluated = [one for one in read_metrics(folder / METRICS) if "evaluation" in one]
             score = evaluated[-1]["evaluation"].get(study.measure) if evaluated else None
             error = "" if score is not None else f"{study.measure} is not a finite number at the end"
-        except (OSError, ValueError) as broken:
-            error = str(broken)
+        except (OSError, ValueError) as damaged:
+            error = str(damaged)
     return {"values": trial.tuned, "run": str(folder.relative_to(out)), "score": score, "error": error}

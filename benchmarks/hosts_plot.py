@@ -1,4 +1,4 @@
-"""The test bed's figures as a picture: a step's time and its pure communication, against hosts."""
+"""The plot of the test bed's results: step time and pure communication against hosts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 
 from fastclip.tools.report.plots import DASHES, DPI, MARKS, PAPER, style_of
 
-ROWS = {"total": "a step, ms", "pure_communication": "pure communication, ms"}
+ROWS = {"total": "step, ms", "pure_communication": "pure communication, ms"}
 
 
 def draw(cells: list[dict]) -> bytes:
-    """A PNG on white of one setting's cells: a column a rate. One host has no link, and is in all of them."""
+    """A PNG of one setting's cells: one column per rate. One host has no link, and is in all of them."""
     rates = list(dict.fromkeys(cell["megabits"] for cell in cells))
     cases = list(dict.fromkeys(cell["case"] for cell in cells))
     with matplotlib.rc_context(style_of(PAPER) | {"font.size": 9, "legend.fontsize": 8}):

@@ -1,8 +1,8 @@
-"""Called as `fastclip train` and `fastclip eval` are, and leaves what they leave, in no time.
+"""A fake `fastclip train` and `fastclip eval`: the same arguments and files, without training.
 
-A run takes 10 steps. Its folder's `calls` has a line for each call: the words. The algorithm decides how it
-goes: mbcl fails, sogclr hangs at step 5 the first time, and saves when it is stopped; all others end well.
-The score is best at a rate of 0.001.
+A run has 10 steps. `calls` in its folder has the arguments of each call, one per line. The algorithm decides
+the outcome: mbcl fails; sogclr hangs at step 5 the first time, and saves when it is stopped; all others
+succeed. The score is best at a learning rate of 0.001.
 """
 
 import json
@@ -16,13 +16,13 @@ PROGRAM = (sys.executable, __file__)
 STEPS = 10
 
 
-def main(verb, *words):
-    options = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
-    folder = Path(words[0] if verb == "eval" else options["out"])
+def main(command, *arguments):
+    options = dict(one[2:].partition("=")[::2] for one in arguments if one.startswith("--"))
+    folder = Path(arguments[0] if command == "eval" else options["out"])
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "calls", "a") as file:
-        file.write(json.dumps([verb, *words]) + "\n")
-    if verb == "eval":
+        file.write(json.dumps([command, *arguments]) + "\n")
+    if command == "eval":
         print(json.dumps({"results": [], "threads": os.environ.get("OMP_NUM_THREADS")}))
         return 0
     stop = []
@@ -34,7 +34,7 @@ def main(verb, *words):
         with open(metrics, "a") as file:
             file.write(json.dumps(record | {"evaluation": {"mean_recall@1": score, "equal": 0.5}}) + "\n")
         if options["algorithm"] == "mbcl":
-            print("fastclip train: this one always fails", file=sys.stderr)
+            print("fastclip train: mbcl always fails", file=sys.stderr)
             return 1
         while options["algorithm"] == "sogclr" and not stop and step == 5 and not first:
             time.sleep(0.01)

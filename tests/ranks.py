@@ -1,4 +1,4 @@
-"""Runs a function in several real processes that talk over gloo, and brings back what each returned."""
+"""Runs a function in several real processes that communicate over gloo, and returns their results."""
 
 import os
 import tempfile
@@ -10,19 +10,19 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# Processes are forked from one that has imported everything once: importing takes longer than most tests.
+# Processes are forked from one that has imported everything: importing takes longer than most tests.
 CONTEXT = mp.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["fastclip.training.trainer", "pytest", "hypothesis"])
 
 
-def run_workers(function, world_size, *args, timeout=90):
-    """[function(rank, world_size, *args) for each rank]; a worker's exception is raised here.
+def run_ranks(function, world_size, *args, timeout=90):
+    """[function(rank, world_size, *args) for each rank]; a rank's exception is raised here.
 
-    `function` must live at the top of a module. Processes are gone when this returns, whatever happens.
+    `function` must be at the top level of a module. No process outlives the call, whatever happens.
     """
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            CONTEXT.Process(target=_worker, args=(function, rank, world_size, folder, args), daemon=True)
+            CONTEXT.Process(target=_rank, args=(function, rank, world_size, folder, args), daemon=True)
             for rank in range(world_size)
         ]
         try:
@@ -31,7 +31,7 @@ def run_workers(function, world_size, *args, timeout=90):
             deadline = time.monotonic() + timeout
             while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
                 if any(p.exitcode not in (None, 0) for p in processes):
-                    time.sleep(1)  # let the others say what they saw
+                    time.sleep(1)  # let the others report what they saw
                     break
                 time.sleep(0.02)
         finally:
@@ -45,11 +45,11 @@ def run_workers(function, world_size, *args, timeout=90):
         results = [Path(folder) / f"{rank}.pt" for rank in range(world_size)]
         missing = [path.stem for path in results if not path.exists()]
         if missing:
-            raise TimeoutError(f"workers {missing} did not finish within {timeout} s")
+            raise TimeoutError(f"ranks {missing} did not finish within {timeout} s")
         return [torch.load(path, weights_only=False) for path in results]
 
 
-def _worker(function, rank, world_size, folder, args):
+def _rank(function, rank, world_size, folder, args):
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     try:
@@ -62,5 +62,5 @@ def _worker(function, rank, world_size, folder, args):
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
-        (Path(folder) / f"{rank}.error").write_text(f"worker {rank}:\n{traceback.format_exc()}")
+        (Path(folder) / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
         raise

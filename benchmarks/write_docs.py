@@ -1,0 +1,306 @@
+"""Fills the tables of README.md and docs/ that repeat figures of results/, between two markers:
+
+    <!-- generated: NAME ARGUMENT … -->
+    <!-- end -->
+
+`make docs` writes them, and the tables.md of each study; a test checks that they are up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plan_fit
+from fastclip.files import atomic_write
+from fastclip.tools.study.measures import paired_difference
+from fastclip.tools.study.rendering import as_markdown
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+STUDIES = ROOT / "results" / "studies"
+_BLOCK = re.compile(r"^( *)<!-- generated: (\S+)(.*?) -->\n.*?^ *<!-- end -->$", re.DOTALL | re.MULTILINE)
+
+
+def outdated() -> dict[Path, str]:
+    """Every file that `make docs` would change, with its new content."""
+    wanted = {path: fill(path.read_text(encoding="utf-8")) for path in DOCUMENTS}
+    for path in STUDIES.glob("*/figures.json"):
+        wanted[path.with_name("tables.md")] = as_markdown(_figures(f"studies/{path.parent.name}/figures"))
+    return {path: text for path, text in wanted.items() if path.read_text(encoding="utf-8") != text}
+
+
+def fill(text: str) -> str:
+    """A document with its tables generated anew."""
+
+    def block(found: re.Match[str]) -> str:
+        indent, name, arguments = found[1], found[2], found[3].split()
+        if name not in TABLES:
+            raise ValueError(f"generated: {name} is not one of {', '.join(TABLES)}.")
+        first_line = found[0].partition("\n")[0]
+        table = [indent + line for line in TABLES[name](*arguments)]
+        return "\n".join([first_line, *table, f"{indent}<!-- end -->"])
+
+    return _BLOCK.sub(block, text)
+
+
+# docs/results.md
+
+
+def study(name: str, title: str) -> list[str]:
+    """One table of a study: Summary, Tuning, …"""
+    parts = as_markdown(_figures(f"studies/{name}/figures")).split("\n\n")
+    place = next(i for i, part in enumerate(parts) if part.startswith(f"**{title}**"))
+    return parts[place + 1].rstrip().split("\n")
+
+
+def paired(*rows: str) -> list[str]:
+    """Paired differences, one row per ARM/BASELINE@STUDY[+STUDY]; those that exclude 0 are bold."""
+    cells = []
+    for row in rows:
+        arms, _, studies = row.partition("@")
+        arm, _, baseline = arms.partition("/")
+        by_metric: dict[str, dict[str, float]] = {"Mean": {}, "Retrieval": {}}
+        for name in studies.split("+"):
+            for metric, by_seed in by_metric.items():
+                by_seed |= differences(name, arm, baseline, metric)
+        seeds = sorted(int(seed) for seed in by_metric["Mean"])
+        names = " and ".join(f"`{name}`" for name in studies.split("+"))
+        intervals = [interval(by_seed, bold=True) for by_seed in by_metric.values()]
+        cells.append([f"{arm} − {baseline}, {names}", f"{seeds[0]}–{seeds[-1]}", *intervals])
+    return _table(["", "seeds", "Mean", "Retrieval"], cells, names=2)
+
+
+def differences(study_name: str, arm: str, baseline: str, metric: str) -> dict[str, float]:
+    """An arm's score minus the baseline's by seed, in percentage points."""
+    metrics = {row["name"]: row for row in _figures(f"studies/{study_name}/figures")["measures"]}
+    by_arm = {row["arm"]: row["values"] for row in metrics[metric]["rows"]}
+    return {seed: 100 * (score - by_arm[baseline][seed]) for seed, score in by_arm[arm].items()}
+
+
+def interval(by_seed: dict[str, float], bold: bool = False) -> str:
+    """Mean and 95 % interval of differences: "+0.41 [+0.32, +0.49]"."""
+    found = paired_difference(by_seed, dict.fromkeys(by_seed, 0.0))
+    assert found is not None
+    text = f"{found['mean']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]".replace("-", "−")
+    return f"**{text}**" if bold and found["low"] * found["high"] > 0 else text
+
+
+def rho_at_256() -> list[str]:
+    runs = {name: run for name, run in _figures("rho_at_256").items() if isinstance(run, dict)}
+    names = ["OpenCLIP" if name.startswith("openclip") else name for name in runs]
+    recall = _best(100 * run["mean_recall@1"] for run in runs.values())
+    last_tau = [f"{run['tau']:.3g}" for run in runs.values()]
+    return _table(["ρ", *names], [["recall, %", *recall], ["last τ", *last_tau]])
+
+
+def gamma_search() -> list[str]:
+    figures = _figures("gamma_search")
+    openclip = figures["openclip, same runs"]
+    rows = [
+        [
+            name.partition(",")[0],
+            *_best(100 * recall for recall in by_gamma.values()),
+            _percent(openclip[name]),
+        ]
+        for name, by_gamma in figures.items()
+        if name.startswith("batch")
+    ]
+    gammas = [gamma.replace("1 (constant)", "1, no memory") for gamma in figures["batch 16, lr 5e-4"]]
+    return _table(["final γ of the cosine", *gammas, "OpenCLIP"], rows)
+
+
+# docs/scaling.md
+
+
+def plan_errors() -> list[str]:
+    return list(plan_fit.markdown())
+
+
+def hosts(table: str, *only: str) -> list[str]:
+    """Table 1 (step times) or 2 (parts of a step) of results/hosts.md; only rows that match a pattern."""
+    tables = (ROOT / "results" / "hosts.md").read_text().strip().split("\n\n")
+    heading, rule, *rows = tables[int(table) - 1].split("\n")
+    wanted = re.compile("|".join(only))
+    return [heading, rule, *(row for row in rows if wanted.search(row.replace(" ", "")))]
+
+
+# README.md and docs/benchmarks.md
+
+
+def headline() -> list[str]:
+    loss, wire = _figures("loss_kernel"), _figures("bytes_on_the_wire")["cases"]
+    one, large = loss["b=256, B=8192, kept"], loss["b=B=16384, recomputed"]
+    sent, half = (wire[f"K=8, fastclip-v3{form}"]["ratio"] for form in ("", ", float16 wire"))
+    slow_link = {
+        ratio["setting"]: ratio["median"]
+        for ratio in _figures("hosts")["ratios"]
+        if (ratio["hosts"], ratio["megabits"]) == (4, 100)
+        and (ratio["case"], ratio["peer"]) == ("fastclip-v3", "openclip at once")
+    }
+    return _with_files(
+        ["", "ratio", ""],
+        {
+            "time in the loss, b = 256 of B = 8,192 (extra memory)": (
+                f"{one['time_ratio']:.2f}× ({one['memory_ratio']:.2f}×)",
+                "loss_kernel",
+            ),
+            "extra memory of the loss, b = B = 16,384, in tiles": (
+                f"{large['memory_ratio']:.4f}×",
+                "loss_kernel",
+            ),
+            "bytes sent per step besides weight gradients, K = 8 (with float16 features)": (
+                f"{sent:.3f}× ({half:.3f}×)",
+                "bytes_on_the_wire",
+            ),
+            "step, 4 hosts at 100 Mbit/s, features twice the weights (at the paper's 6 %)": (
+                f"{slow_link['features']:.2f}× ({slow_link['weights']:.2f}×)",
+                "hosts",
+            ),
+            "images/s through the loader, 640×480 JPEG, `--data.decoder fast`": (
+                f"{_figures('decode')['times_open_clip']['fast']:.2f}×",
+                "decode",
+            ),
+        },
+    )
+
+
+def loss_kernel() -> list[str]:
+    figures = _figures("loss_kernel")
+    names = {
+        "b=256, B=8192, kept": "one rank's share, b = 256 of B = 8,192; similarities kept",
+        "b=256, B=8192, recomputed": "the same, similarities recomputed",
+        "b=2048, B=2048, kept": "one process, b = B = 2,048; kept",
+        "b=2048, B=2048, recomputed": "the same, recomputed",
+        "b=B=16384, recomputed": "one process, b = B = 16,384; recomputed",
+    }
+    rows = []
+    for key, name in names.items():
+        time, memory = figures[key].get("time_ratio"), figures[key]["memory_ratio"]
+        peer = figures[key.rpartition(", ")[0] + ", ClipLoss"]["extra_mib"]
+        saved = f" ({figures[key]['extra_mib']:,.0f} MiB instead of {peer:,.0f})" if time is None else ""
+        rows.append([name, "–" if time is None else f"{time:.2f}×", f"{memory:.3g}×{saved}"])
+    return _table(["", "time", "extra memory"], rows)
+
+
+def wire() -> list[str]:
+    """Bytes per rank and step besides the gradients of the weights."""
+    cases = _figures("bytes_on_the_wire")["cases"]
+    names = [name.removeprefix("K=4, ") for name in cases if name.startswith("K=4")]
+    rows = []
+    for name in names:
+        sent = [cases[f"K={K}, {name}"] for K in (4, 8)]
+        rows.append([name, *(f"{case['bytes_sent']:,.0f} ({case['ratio']:.3f}×)" for case in sent)])
+    return _table(["", "K = 4", "K = 8"], rows)
+
+
+def other_figures() -> list[str]:
+    """Figures without a table of their own."""
+    decode, speed, start = (
+        _figures("decode")["times_open_clip"],
+        _figures("training_speed"),
+        _figures("start_up"),
+    )
+    share, kills, save = (
+        _figures("objective_share"),
+        _figures("kills")["K=1"]["kills"],
+        _figures("checkpoint_save"),
+    )
+    lookup, cut = _figures("data_lookup"), _figures("cut_link")
+    shares = [
+        f"{model} {row['fastclip-v3']['share_percent']:.2f} % ({row['openclip']['share_percent']:.2f} %)"
+        for model, row in share.items()
+    ]
+    speeds = [f"{speed[f'batch {batch}']['speed_up']:.2f}× at batch {batch:,}" for batch in (128, 1024)]
+    state_ms = _figures("sample_state")["n=315000000"]["milliseconds"]
+    help_s, python_s = start["seconds"].values()
+    return _with_files(
+        ["", "", ""],
+        {
+            "images/s against open_clip's transform and tokenizer, 640×480 JPEG": (
+                f"`fast` {decode['fast']:.2f}×, `exact` {decode['exact']:.2f}×",
+                "decode",
+            ),
+            "share of a step in the loss, 2 ranks (open_clip's loss)": ("; ".join(shares), "objective_share"),
+            "fetch and update 5,120 of 315 million estimators": (f"{state_ms:.1f} ms", "sample_state"),
+            "samples/s of two ranks with one thread each, against one rank": (
+                ", ".join(speeds),
+                "training_speed",
+            ),
+            f"killed {sum(kills.values())} times at random moments, then resumed, 1 and 2 ranks": (
+                "the same bits",
+                "kills",
+            ),
+            "two hosts, link cut, `--timeout 20`: seconds until both ranks stopped": (
+                f"{cut['seconds_until_all_workers_had_stopped']}; the resumed run has the same losses",
+                "cut_link",
+            ),
+            f"save a checkpoint of {save['megabytes']:,} MB, against a plain write": (
+                f"{save['ratio']:.2f}×",
+                "checkpoint_save",
+            ),
+            f"find {lookup['batch']:,} pairs among {lookup['rows'] // 10**6} million": (
+                f"{lookup['lookup']['full_milliseconds']:.1f} ms",
+                "data_lookup",
+            ),
+            "`fastclip --help` (Python alone)": (f"{help_s:.3f} s ({python_s:.3f} s)", "start_up"),
+        },
+        names=2,
+    )
+
+
+TABLES: dict[str, Callable[..., list[str]]] = {
+    "study": study,
+    "paired": paired,
+    "rho-at-256": rho_at_256,
+    "gamma-search": gamma_search,
+    "plan-errors": plan_errors,
+    "hosts": hosts,
+    "headline": headline,
+    "loss-kernel": loss_kernel,
+    "wire": wire,
+    "other-figures": other_figures,
+}
+
+
+def _figures(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())["figures"]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def _best(values: Iterable[float]) -> list[str]:
+    """Two decimals, the highest in bold."""
+    values = list(values)
+    return [f"**{value:.2f}**" if value == max(values) else f"{value:.2f}" for value in values]
+
+
+def _with_files(headings: list[str], rows: dict[str, tuple[str, str]], names: int = 1) -> list[str]:
+    """A figure per row, with the file that it comes from."""
+    cells = [[name, figure, f"`results/{file}.json`"] for name, (figure, file) in rows.items()]
+    return _table(headings, cells, names)
+
+
+def _table(headings: list[str], rows: list[list[str]], names: int = 1) -> list[str]:
+    """A Markdown table whose first columns are names and the rest numbers."""
+    head, *body = (f"| {' | '.join(row)} |" for row in (headings, *rows))
+    rule = "|" + "---|" * names + "---:|" * (len(headings) - names)
+    return [re.sub(" {2,}", " ", head), rule, *body]
+
+
+def main() -> None:
+    changed = outdated()
+    for path, text in changed.items():
+        atomic_write(path, text)
+        print(f"updated {path.relative_to(ROOT)}")
+    if not changed:
+        print("All tables are up to date.")
+
+
+if __name__ == "__main__":
+    main()
