@@ -93,7 +93,7 @@ def test_programs_run(block, folder):
 
 
 @marked("run", "torchrun")
-def test_programs_of_several_workers_run(block, tmp_path):
+def test_programs_of_several_ranks_run(block, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(block.code)
     command = [sys.executable, "-m", "torch.distributed.run", *block.how.split()[1:], str(script)]

@@ -162,8 +162,8 @@ def _effort(measure: str, rows: list[dict]) -> Grid:
         return ["–" if row[name] is None else f"{row[name]:.2f} ×" for row in rows]
 
     note = (
-        f"Samples and time to reach the baseline's final {measure}, relative to the baseline: up to the first "
-        "evaluation at or above it; means over seeds, if all of them reached it."
+        f"Samples and time to reach the baseline's final {measure}, relative to the baseline: up to the "
+        "first evaluation at or above it; means over seeds, if all of them reached it."
     )
     names = {name: [row[name] for row in rows] for name in ("arm", "baseline")}
     reached = [f"{row['reached']} of {row['seeds']}" for row in rows]
