@@ -62,6 +62,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.data_get
 	$(BIN)/python -m benchmarks.objective_share
 	$(BIN)/python -m benchmarks.checkpoint_save
+	$(BIN)/python -m benchmarks.checkpoint_digest
 	$(BIN)/python -m benchmarks.training_speed
 	$(BIN)/python -m benchmarks.kills
 	$(BIN)/python -m benchmarks.retrieval

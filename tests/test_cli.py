@@ -13,6 +13,7 @@ import yaml
 
 from fastclip.cli import COMMANDS, main
 from fastclip.config.renamed import RENAMED, report_new_name
+from fastclip.data.pairs import ExtraCaptions
 from tests.data.collections import png, write_shards, write_tar
 
 
@@ -82,6 +83,41 @@ def test_check_prints_a_table_or_json_and_draws_a_sheet(tmp_path, capsys):
     assert sheet in capsys.readouterr().out.replace("\n", "")
     assert main(["data", "check", data, "--sheet", sheet, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pairs"] == 8
+
+
+def test_check_measures_truncation_with_the_model_of_the_recipe(tmp_path, capsys):
+    long = [("0.png", png(0)), ("0.txt", b"word " * 40), ("1.png", png(1)), ("1.txt", b"word")]
+    data = str(write_tar(tmp_path / "s.tar", long))
+    for options, length, truncated in (
+        (["--config", "emoji"], 10, 1),
+        (["--config", "emoji", "--tokenizer", "ViT-B-32"], 77, 0),
+    ):
+        assert main(["data", "check", data, "--sheet", str(tmp_path / "a.png"), "--json", *options]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["context_length"], report["truncated_captions"]) == (length, truncated)
+
+
+def test_several_captions_are_counted_by_index_and_check(tmp_path, capsys):
+    (tmp_path / "0.png").write_bytes(png(0))
+    (tmp_path / "0.txt").write_text("a cat\na pet\nan animal\n")
+    for command in (["index"], ["check", "--sheet", str(tmp_path / "sheet.png")]):
+        assert main(["data", *command, str(tmp_path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["extra_captions"] == {"pairs": 1, "captions": 2}
+    assert main(["data", "index", str(tmp_path)]) == 0
+    assert str(ExtraCaptions(1, 2)) in capsys.readouterr().out
+
+
+def test_data_commands_read_another_encoding(tmp_path, capsys):
+    (tmp_path / "0.png").write_bytes(png(0))
+    (tmp_path / "t.csv").write_bytes("image,caption\n0.png,un café à Paris\n".encode("latin-1"))
+    for command in (["index"], ["check", "--sheet", str(tmp_path / "sheet.png")]):
+        words = ["data", *command, str(tmp_path / "t.csv"), "--json"]
+        assert main(words) == 1
+        assert "--encoding cp1252" in capsys.readouterr().err
+        assert main([*words, "--encoding", "cp1252"]) == 0
+        assert json.loads(capsys.readouterr().out)["pairs"] == 1
+        assert main([*words, "--encoding", "latin-l"]) == 1
+        assert "encoding=latin-l" in capsys.readouterr().err
 
 
 def test_an_error_is_one_line_that_names_the_file(tmp_path, capsys):

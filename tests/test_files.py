@@ -1,8 +1,14 @@
-"""parallel_map: results in order, from several processes or from this one."""
+"""Folders that are replaced survive a kill at any moment; parallel_map gives results in order."""
 
 import os
+import shutil
+import sys
+from itertools import count
 
-from fastclip.files import parallel_map
+import pytest
+
+from fastclip.files import atomic_folder, parallel_map
+from tests.ranks import run_ranks
 
 
 def double_and_pid(x):
@@ -19,3 +25,101 @@ def test_few_chunks_and_one_job_run_in_this_process():
     for chunks, jobs in ((4, 2), (20, 1), (0, 2)):
         results = list(parallel_map(double_and_pid, range(chunks), jobs=jobs))
         assert results == [(2 * x, os.getpid()) for x in range(chunks)]
+
+
+# Kills. A process that was killed does nothing more, so every operation after the k-th one fails as well.
+
+OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+
+class Killed(BaseException):
+    pass
+
+
+class Kills:
+    """Fails all file operations of this process after `left` of them; made once per process."""
+
+    def __init__(self):
+        self.left = None
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event, arguments):
+        if self.left is not None and event in OPERATIONS:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+    def kill(self, operations, work, *arguments):
+        """Whether the work was killed before it was complete."""
+        self.left = operations
+        try:
+            work(*arguments)
+        except Killed:
+            return True
+        finally:
+            self.left = None
+        return False
+
+
+def write_folder(folder, content):
+    with atomic_folder(folder) as part:
+        (part / "sub").mkdir()
+        for name in ("a", "sub/b"):
+            (part / name).write_text(content)
+
+
+def contents(folder):
+    """The content of a complete folder, None if there is none."""
+    if not folder.exists():
+        return None
+    assert sorted(path.name for path in folder.rglob("*")) == ["a", "b", "sub"]
+    (content,) = {path.read_text() for path in (folder / "a", folder / "sub" / "b")}
+    return content
+
+
+def complete_content(folder):
+    """What a reader, or the next writer, finds after a kill."""
+    found = contents(folder)
+    return contents(folder.with_name(f".{folder.name}.old")) if found is None else found
+
+
+def kill_twice_at_every_operation(rank, size, root):
+    os.fsync = lambda descriptor: None  # only a power cut needs it, and 1,000 of them take long
+    kills, folder, total = Kills(), root / "model", 0
+    for first in count():
+        for second in count():
+            shutil.rmtree(root, ignore_errors=True)
+            write_folder(folder, "old")
+            if not kills.kill(first, write_folder, folder, "new"):
+                return total
+            assert complete_content(folder) in ("old", "new")
+            killed = kills.kill(second, write_folder, folder, "newer")
+            assert complete_content(folder) in ("old", "new", "newer")
+            write_folder(folder, "last")
+            assert contents(folder) == "last"
+            assert [path.name for path in root.iterdir()] == ["model"]
+            total += 1
+            if not killed:
+                break
+
+
+@pytest.mark.slow
+def test_a_folder_replaced_by_killed_processes_is_the_old_or_the_new_one(tmp_path):
+    (kills,) = run_ranks(kill_twice_at_every_operation, 1, tmp_path / "root")
+    assert kills > 100
+
+
+def test_a_folder_of_the_user_with_a_similar_name_is_kept(tmp_path):
+    for name in ("model.old", "model.bak"):
+        (tmp_path / name).mkdir()
+    for content in ("old", "new"):
+        write_folder(tmp_path / "model", content)
+    assert sorted(os.listdir(tmp_path)) == ["model", "model.bak", "model.old"]
+
+
+def test_an_error_while_writing_leaves_the_old_folder_and_nothing_else(tmp_path):
+    write_folder(tmp_path / "model", "old")
+    with pytest.raises(FileNotFoundError), atomic_folder(tmp_path / "model") as part:
+        (part / "missing" / "a").touch()
+    assert contents(tmp_path / "model") == "old"
+    assert os.listdir(tmp_path) == ["model"]

@@ -45,6 +45,7 @@ COMMANDS = {
     "export": Command(
         "fastclip.training.train_commands.export", "export a run's model for open_clip", ("run", "out")
     ),
+    "verify": Command("fastclip.run.verify.verify", "find damaged files of a run", ("run",)),
     "eval": Command(
         "fastclip.evaluation.eval_command.evaluate", "score a model on zero-shot tasks", ("model",)
     ),

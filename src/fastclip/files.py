@@ -1,4 +1,4 @@
-"""Atomic writes, folders that one process builds, the cache, and work on all cores."""
+"""Atomic writes, digests, folders that one process builds, the cache, and work on all cores."""
 
 from __future__ import annotations
 
@@ -14,17 +14,27 @@ from pathlib import Path
 from typing import TypeVar
 
 from filelock import FileLock
+from xxhash import xxh3_128
+
+from fastclip.errors import PathError
 
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
+_CACHE_ADVICE = "Set $FASTCLIP_CACHE to a folder that can be written, with room for the cache."
 _FEW = 4  # chunks too few to start processes for
 
 
-def cache_folder(*parts: str) -> Path:
-    """A folder below $FASTCLIP_CACHE (default: ~/.cache/fastclip), created if missing."""
+def cache_path(*parts: str) -> Path:
+    """A path below $FASTCLIP_CACHE (default: ~/.cache/fastclip)."""
     root = os.environ.get("FASTCLIP_CACHE") or Path.home() / ".cache" / "fastclip"
-    folder = Path(root).expanduser().joinpath(*parts)
-    folder.mkdir(parents=True, exist_ok=True)
+    return Path(root).expanduser().joinpath(*parts)
+
+
+def cache_folder(*parts: str) -> Path:
+    """A folder below $FASTCLIP_CACHE, created if missing."""
+    folder = cache_path(*parts)
+    with _writing(folder, _CACHE_ADVICE):
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -34,7 +44,7 @@ def make_writable(folder: Path, advice: str = "Choose another --out.") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another process may be checking too
     except OSError as error:
         raise OSError(f"The folder {folder} cannot be written: {error.strerror}. {advice}") from None
 
@@ -42,24 +52,68 @@ def make_writable(folder: Path, advice: str = "Choose another --out.") -> None:
 @contextmanager
 def build_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder` while building it; other processes wait and find it built."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(folder.name + ".lock")):
+    lock = FileLock(folder.with_name(folder.name + ".lock"))
+    cached = folder.is_relative_to(cache_path())
+    with _writing(folder.parent, _CACHE_ADVICE if cached else "Choose another --out."):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _writing(folder: Path, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PathError(folder, f"cannot be written: {error.strerror}. {advice}") from None
 
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into; it replaces `folder` when complete, and is removed on an error."""
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
+    """Yield a folder to write into; it replaces `folder` when complete, and is removed on an error.
+
+    After a kill at any moment, `folder` is the complete old or new one, or the old one is complete in
+    `.NAME.old`, from where the next call restores it. What is called `NAME.part` is never needed again.
+    """
+    part, old = folder.with_name(f"{folder.name}.part"), folder.with_name(f".{folder.name}.old")
+    _finish_replacing(folder, part, old)
     part.mkdir(parents=True)
     try:
         yield part
+        for path in [*part.rglob("*"), part]:
+            sync(path)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
     part.rename(folder)
+    sync(folder.parent)
+    _finish_replacing(folder, part, old)
+
+
+def _finish_replacing(folder: Path, part: Path, old: Path) -> None:
+    """Restore the old folder if there is no new one, and delete what is not needed."""
+    shutil.rmtree(part, ignore_errors=True)
+    if not old.exists():
+        return
+    if not folder.exists():
+        old.rename(folder)
+        return
+    old.rename(part)  # `old` must be complete whenever it exists, and deleting it takes several operations
+    shutil.rmtree(part, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def atomic_write(path: Path, text: str) -> None:
@@ -72,6 +126,25 @@ def atomic_write(path: Path, text: str) -> None:
 def temporary_path(path: Path) -> Path:
     """The file that this process writes before renaming it to `path`."""
     return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
+def file_digest(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """The XXH3 digest of a file's bytes, 128 bits in hex, as `xxh128sum` prints it.
+
+    The file is read, not mapped into memory: a disk that cannot read a sector raises OSError, and does not
+    kill the process.
+
+    Args:
+        progress: called with the number of bytes read since the last call.
+    """
+    digest, buffer = xxh3_128(), bytearray(1 << 20)  # fits a core's cache
+    view = memoryview(buffer)
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            digest.update(view[:size])
+            if progress is not None:
+                progress(size)
+    return digest.hexdigest()
 
 
 def cores() -> int:

@@ -79,6 +79,22 @@ def test_an_unknown_name_gets_the_nearest_suggested(field, value, option, name, 
     assert nearest in caught.value.advice
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("latin-l", "latin-1"), ("cp-1252", "cp1252"), ("base64", ""), ("", "")]
+)
+def test_an_unknown_encoding_is_refused_with_the_nearest(name, nearest):
+    with pytest.raises(OptionError) as caught:
+        DataConfig(encoding=name)
+    assert (caught.value.option, caught.value.value) == ("data.encoding", name)
+    assert nearest in caught.value.advice
+    DataConfig(encoding=caught.value.example)
+
+
+@pytest.mark.parametrize("name", ["utf-8", "UTF8", "Latin1", "cp1252", "utf-16", "gb18030"])
+def test_a_text_encoding_has_any_name_that_python_knows(name):
+    assert DataConfig(encoding=name).encoding == name
+
+
 def test_boundary_values_are_allowed():
     BatchConfig(size=2, micro=1, reference=1)
     DataConfig(workers=0, window=1, max_bad=0.0, timeout=0)

@@ -250,6 +250,15 @@ def test_a_difference_reads_as_the_saved_value_and_the_new_one():
     assert str(clip) == "optim.clip: not set in the run, 1.0 now"
 
 
+def test_the_encoding_belongs_to_the_run_and_is_utf_8_in_runs_before_the_option():
+    """A fingerprint covers a tar's captions as bytes: how they are read must be compared as well."""
+    data = replace(recipe("scenes").data, encoding="latin-1")
+    assert differences(saved(scenes()), resolve(scenes(data=data))) == [("data.encoding", "utf-8", "latin-1")]
+    written = as_dict(scenes())
+    del written["data"]["encoding"]
+    assert differences(resolve_again(written), resolve(scenes())) == []
+
+
 def test_augmentation_and_order_belong_to_the_run():
     data = replace(recipe("scenes").data, augment={"scale": [0.5, 1.0]}, shuffle="blocks", decoder="exact")
     assert differences(saved(scenes()), resolve(scenes(data=data))) == [

@@ -6,7 +6,7 @@ from PIL import Image
 
 from fastclip.data.check_collection import check, contact_sheet, state_memory
 from fastclip.data.manifest import Manifest, open_manifest
-from tests.data.collections import encode, picture, png, write_shards, write_tar
+from tests.data.collections import encode, pair_members, picture, png, write_shards, write_tar
 
 
 @pytest.fixture
@@ -36,6 +36,16 @@ def test_all_problems_are_counted(manifest):
     assert (report.width["min"], report.width["max"]) == (40, 100)
     assert report.formats == {"PNG": 4, "JPEG": 1}
     assert report.images_per_second_per_core > 0
+
+
+def test_several_captions_are_counted_in_tars_and_tables(tmp_path):
+    tar = write_tar(
+        tmp_path / "s.tar", [("0.png", png(0)), ("0.txt", b"one\ntwo\n\nthree"), *pair_members([1])]
+    )
+    (tmp_path / "0.png").write_bytes(png(0))
+    (tmp_path / "t.csv").write_text("image,caption\n0.png,\"['a cat', 'a dog']\"\n0.png,a cat\n")
+    report = check(open_manifest([str(tar), str(tmp_path / "t.csv")]), SimpleTokenizer(), jobs=1)
+    assert report.extra_captions == {"pairs": 2, "captions": 3}
 
 
 def test_limited_check_is_spread_evenly(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from fastclip.data.decoded_cache import CacheTooLarge, DecodedCache
 from fastclip.data.images import UnusableSample
 from fastclip.data.manifest import open_manifest
+from tests.damage import flip, positions
 from tests.data.collections import picture, png, write_shards, write_tar
 
 PIXELS = 1_000_000
@@ -22,7 +23,7 @@ def test_cache_has_the_pixels_of_images_and_the_reasons_of_unusable_ones(tmp_pat
     with pytest.raises(UnusableSample) as caught:
         decoded.image(1)
     assert str(caught.value) == "truncated PNG"
-    assert len(pickle.dumps(decoded)) < 300
+    assert len(pickle.dumps(decoded)) < 600
     assert (pickle.loads(pickle.dumps(decoded)).image(0) == decoded.image(0)).all()
 
 
@@ -61,3 +62,64 @@ def test_many_images_are_decoded_in_several_processes(tmp_path):
     )
     assert done[-1] == (40, 40)
     assert all((decoded.image(i) == np.asarray(picture(i))).all() for i in range(40))
+
+
+# A damaged cache
+
+
+def collection(tmp_path):
+    members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1)[:100]), ("b.txt", b"x")]
+    return open_manifest(str(write_tar(tmp_path / "s.tar", [*members, ("c.png", png(2)), ("c.txt", b"x")])))
+
+
+def images(decoded):
+    found = []
+    for sample in range(3):
+        try:
+            found.append(decoded.image(sample).tobytes())
+        except UnusableSample as error:
+            found.append(str(error))
+    return found
+
+
+def cached_files(cache):
+    (folder,) = [path for path in (cache / "decoded").iterdir() if path.is_dir()]
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.slow
+def test_damaged_images_are_decoded_again_and_reported(tmp_path, cache, caplog):
+    manifest = collection(tmp_path)
+    expected = images(DecodedCache.open(manifest, PIXELS))
+    assert expected == [picture(0).tobytes(), "truncated PNG", picture(2).tobytes()]
+    names = [path.name for path in cached_files(cache)]
+    assert len(names) == 2 * 3
+    for number, name in enumerate(names):
+        for position in positions(cached_files(cache)[number], most=6):
+            caplog.clear()
+            flip(cached_files(cache)[number], position)
+            assert images(DecodedCache.open(manifest, PIXELS)) == expected
+            (report,) = caplog.records
+            assert name.removesuffix(".xxh3") in report.getMessage()
+        os.truncate(cached_files(cache)[number], 0)
+        assert images(DecodedCache.open(manifest, PIXELS)) == expected
+
+
+@pytest.mark.parametrize("name", ["pixels.bin", "places.bin"])
+def test_damage_noticed_in_use_costs_decoding_and_is_mended_by_the_next_run(
+    tmp_path, cache, monkeypatch, caplog, name
+):
+    monkeypatch.setattr("fastclip.data.decoded_cache.SMALL", 0)  # as if both files were large
+    manifest = collection(tmp_path)
+    expected = images(DecodedCache.open(manifest, PIXELS))
+    decoded = pickle.loads(pickle.dumps(DecodedCache.open(manifest, PIXELS)))
+    flip(decoded.folder / name, 7)
+    assert images(decoded) == images(decoded) == expected
+    (report,) = caplog.records
+    assert str(decoded.folder / name) in report.getMessage()
+    done = []
+    again = DecodedCache.open(manifest, PIXELS, chunk=1, progress=lambda *counts: done.append(counts))
+    assert images(again) == expected
+    assert done[-1] == (3, 3)
+    assert [path.name for path in (cache / "decoded").iterdir() if path.is_dir()] == [decoded.folder.name]
+    assert len(caplog.records) == 1

@@ -8,12 +8,14 @@ import os
 import pytest
 import torch
 
+from fastclip.checked_files import DamagedFile
 from fastclip.data.decode import Augment, decoder
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.loader import PairLoader, TooManyBadSamples
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
 from fastclip.errors import InputError, OptionError
+from tests.damage import flip
 from tests.data.collections import pair_members, png, write_shards, write_tar
 
 AUGMENT = Augment(image_size=16, scale=(0.4, 1.0))
@@ -234,3 +236,26 @@ def test_max_bad_must_be_a_fraction(manifest):
     with pytest.raises(OptionError) as caught:
         batches(manifest, max_bad=1.5)
     assert (caught.value.option, caught.value.value) == ("data.max_bad", 1.5)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_index_stops_the_run_and_is_built_again_by_the_next(tmp_path, monkeypatch, workers):
+    monkeypatch.setattr("fastclip.data.manifest.SMALL", 0)  # as if it were large
+    data = str(write_shards(tmp_path / "data", 30, 3))
+    expected = batches(open_manifest(data))
+    manifest = open_manifest(data)
+    flip(manifest.folder / "rows.bin", 100)
+    with pytest.raises(DamagedFile) as caught:
+        batches(manifest, workers=workers, stop_step=1)
+    assert str(manifest.folder / "rows.bin") in str(caught.value)
+    assert same(expected, batches(open_manifest(data)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_damaged_decoded_images_change_no_batch(manifest, monkeypatch, workers):
+    monkeypatch.setattr("fastclip.data.decoded_cache.SMALL", 0)  # as if they were many
+    decoded = DecodedCache.open(manifest, AUGMENT.max_pixels)
+    expected = batches(manifest, decoded=decoded)
+    damaged = DecodedCache.open(manifest, AUGMENT.max_pixels)
+    flip(damaged.folder / "pixels.bin", 50_000)
+    assert same(expected, batches(manifest, decoded=damaged, workers=workers))

@@ -13,12 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fastclip.checked_files import DamagedFile
 from fastclip.data.images import UnusableSample
 from fastclip.data.manifest import open_manifest
-from fastclip.data.pairs import SourceError
+from fastclip.data.pairs import Columns, SourceError
 from fastclip.data.readers import ChangedFile
 from fastclip.data.remote import RemoteError
 from fastclip.data.tables import NO_IMAGE
+from fastclip.errors import PathError
+from tests.damage import flip, positions
 from tests.data.collections import pair_members, picture, png, write_shards, write_tar
 
 
@@ -130,8 +133,36 @@ def test_pickled_manifest_has_no_rows(tmp_path):
 
 def test_parquet_with_bytes_under_unusual_names(tmp_path):
     pq.write_table(pa.table({"bild": [png(0), png(1)], "wort": ["a", "b"]}), tmp_path / "t.parquet")
-    manifest = open_manifest(str(tmp_path / "t.parquet"), image_column="bild", caption_column="wort")
+    manifest = open_manifest(str(tmp_path / "t.parquet"), Columns("bild", "wort"))
     assert manifest.read(1) == (png(1), "b")
+
+
+def test_another_encoding_is_another_index_under_any_of_its_names(tmp_path):
+    (tmp_path / "0.png").write_bytes(png(0))
+    table = str(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_bytes("image,caption\n0.png,un café à Paris\n".encode("latin-1"))
+    manifest = open_manifest(table, Columns(encoding="latin-1"))
+    assert manifest.read(0).caption == "un café à Paris"
+    assert open_manifest(table, Columns(encoding="ISO-8859-1")).folder == manifest.folder
+    assert open_manifest(table, Columns(encoding="cp437")).read(0).caption != manifest.read(0).caption
+    with pytest.raises(SourceError) as caught:
+        open_manifest(table)
+    assert caught.value.path == table
+
+
+def test_a_caption_in_a_tar_that_is_not_utf_8_is_unusable_or_read_in_its_encoding(tmp_path):
+    members = [
+        ("0.png", png(0)),
+        ("0.txt", "un café".encode("latin-1")),
+        ("1.png", png(1)),
+        ("1.txt", b"plain"),
+    ]
+    path = str(write_tar(tmp_path / "s.tar", members))
+    with pytest.raises(UnusableSample) as caught:
+        open_manifest(path).read(0)
+    assert str(caught.value) == "caption is not UTF-8"
+    assert open_manifest(path).read(1).caption == "plain"
+    assert open_manifest(path, Columns(encoding="latin-1")).read(0).caption == "un café"
 
 
 def test_images_of_hugging_face_tables_may_be_files(tmp_path):
@@ -244,5 +275,106 @@ def test_remote_shards_are_copied_once_and_again_when_they_change(tmp_path, cach
 
 def test_rows_are_memory_mapped(tmp_path):
     manifest = open_manifest(str(write_shards(tmp_path / "data", 6, 2)))
-    assert isinstance(manifest.rows, np.memmap)
-    assert manifest.rows.dtype.itemsize == 32
+    assert isinstance(manifest._rows.data, np.memmap)
+    assert manifest._rows.size == 6 * 32
+
+
+# A damaged cache
+
+
+def every_kind_of_pair(tmp_path):
+    """A collection with rows and strings of all kinds, and a problem."""
+    shards = write_shards(tmp_path / "shards", 4, 1)
+    (tmp_path / "a.png").write_bytes(png(7))
+    (tmp_path / "t.csv").write_text("filepath,title\na.png,seven\nnone.png,eight\n")
+    return [str(shards), str(tmp_path / "t.csv")]
+
+
+def contents(manifest):
+    pairs = [manifest.read(i) for i in range(len(manifest))]
+    return pairs, manifest.fingerprint, manifest.fingerprint_1, list(manifest.problems()), manifest.files
+
+
+def cached_files(cache):
+    (folder,) = [path for path in (cache / "manifests").iterdir() if path.is_dir()]
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.slow
+def test_a_damaged_manifest_is_built_again_and_reported(tmp_path, cache, caplog):
+    paths = every_kind_of_pair(tmp_path)
+    expected = contents(open_manifest(paths))
+    names = [path.name for path in cached_files(cache)]
+    assert len(names) == 2 * 5
+    for number, name in enumerate(names):
+        for position in positions(cached_files(cache)[number], most=4):
+            caplog.clear()
+            flip(cached_files(cache)[number], position)
+            assert contents(open_manifest(paths)) == expected
+            reports = [record for record in caplog.records if record.name == "fastclip.checked_files"]
+            assert len(reports) == 1
+            assert name.removesuffix(".xxh3") in reports[0].getMessage()
+    for number in range(len(names)):
+        cached_files(cache)[number].unlink()
+        assert contents(open_manifest(paths)) == expected
+        os.truncate(cached_files(cache)[number], cached_files(cache)[number].stat().st_size // 2)
+        assert contents(open_manifest(paths)) == expected
+
+
+@pytest.mark.parametrize("name", ["rows.bin", "strings.bin"])
+def test_damage_in_a_large_manifest_is_noticed_in_use_and_mended_by_the_next_run(
+    tmp_path, cache, monkeypatch, name
+):
+    monkeypatch.setattr("fastclip.data.manifest.SMALL", 0)  # as if both files were large
+    paths = every_kind_of_pair(tmp_path)
+    expected = contents(open_manifest(paths))
+    manifest = open_manifest(paths)
+    other = open_manifest(paths)
+    flip(manifest.folder / name, 5)
+    for opened in (manifest, other):  # both notice; the second must not set aside what was built since then
+        with pytest.raises(DamagedFile) as caught:
+            opened.read(4)
+        assert caught.value.path == str(manifest.folder / name)
+        assert contents(open_manifest(paths)) == expected
+    assert [path.name for path in (cache / "manifests").iterdir() if path.is_dir()] == [manifest.folder.name]
+
+
+def _open_damaged(path, cache, queue):
+    os.environ["FASTCLIP_CACHE"] = cache
+    built = []
+    queue.put((open_manifest(path, progress=lambda *counts: built.append(counts)).fingerprint, bool(built)))
+
+
+def test_one_of_several_processes_mends_a_damaged_manifest(tmp_path, cache):
+    data = write_shards(tmp_path / "data", 20, 2)
+    fingerprint = open_manifest(str(data)).fingerprint
+    flip(next((cache / "manifests").glob("*/rows.bin")), 100)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=_open_damaged, args=(str(data), str(cache), queue)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [queue.get(timeout=30) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sorted(found) == [(fingerprint, False), (fingerprint, False), (fingerprint, True)]
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_with_advice(tmp_path, monkeypatch):
+    data = write_shards(tmp_path / "data", 4, 1)
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(PathError) as caught:
+        open_manifest(str(data))
+    assert caught.value.path == str(tmp_path / "file" / "cache" / "manifests")
+    assert "$FASTCLIP_CACHE" in caught.value.problem
+
+
+def test_captions_beyond_the_first_are_counted_in_tables_folders_and_tars(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.png").write_bytes(png(0))
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
+    (tmp_path / "b.txt").write_text("only one\n")
+    assert open_manifest(str(tmp_path)).extra_captions == (1, 2)
+    members = [("a.png", png(0)), ("a.txt", b"one\ntwo\n"), ("b.png", png(0)), ("b.txt", b"one\n")]
+    assert open_manifest(str(write_tar(tmp_path / "s.tar", members))).extra_captions == (1, 1)

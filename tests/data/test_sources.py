@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastclip.data.pairs import File, Pair, Problem, SourceError
+from fastclip.data.pairs import Columns, File, Pair, Problem, SourceError
 from fastclip.data.sources import expand_braces, find_files, read_pairs
 from tests.data.collections import pair_members, picture, png, write_shards, write_tar
 
@@ -95,7 +95,7 @@ class TestTar:
         raw = path.read_bytes()
         pairs, problems = split(File(str(path), "tar"))
         assert not problems
-        contents = [tuple(raw[o : o + n] for o, n in pair) for pair in pairs]
+        contents = [tuple(raw[o : o + n] for o, n in (pair.image, pair.caption)) for pair in pairs]
         assert contents == [(b"jpeg", b"two"), (b"first", b"one"), (b"webp!", b"three")]
 
     def test_long_names_and_pax_headers(self, tmp_path):
@@ -134,7 +134,7 @@ class TestTar:
         for cut in {c for block in range(512, end, 512) for c in (block - 1, block, block + 1)} | {1, 100}:
             path.write_bytes(complete[:cut])
             pairs, problems = split(File(str(path), "tar"))
-            assert all(sum(place) <= cut for pair in pairs for place in pair)
+            assert all(sum(place) <= cut for pair in pairs for place in pair[:2])
             assert "truncated or damaged tar" in problems[""], cut
         path.write_bytes(b"this is not a tar " * 100)
         pairs, problems = split(File(str(path), "tar"))
@@ -210,9 +210,9 @@ class TestTables:
         assert caught.value.path == file.path
         for text in ("bild, wort", "--data.image_column", " --image_column"):
             assert text in caught.value.problem
-        assert split(file, columns=("bild", "wort"))[0] == [Pair("0.png", "hello")]
+        assert split(file, columns=Columns("bild", "wort"))[0] == [Pair("0.png", "hello")]
         with pytest.raises(SourceError) as caught:
-            split(file, columns=("bild2", "wort"))
+            split(file, columns=Columns("bild2", "wort"))
         assert "bild2" in caught.value.problem
 
     def test_parquet_with_image_bytes_as_hugging_face_writes_them(self, tmp_path):
@@ -237,7 +237,7 @@ class TestTables:
         (tmp_path / "0.png").write_bytes(png(0))
         table = pa.table({"path": pa.array(["0.png"]).cast(kind), "captions": [["", "first", "second"]]})
         pq.write_table(table, tmp_path / "t.parquet")
-        assert split(File(str(tmp_path / "t.parquet"), "table"))[0] == [Pair("0.png", "first")]
+        assert split(File(str(tmp_path / "t.parquet"), "table"))[0] == [Pair("0.png", "first", 1)]
 
     def test_csv_errors_are_not_taken_for_captions(self, tmp_path):
         (tmp_path / "0.png").write_bytes(png(0))
@@ -253,6 +253,33 @@ class TestTables:
         assert "100 lines" in problems["0.png"]
         (tmp_path / "t.csv").write_text("image,caption\n0.png," + "long " * 50_000 + "\n")
         assert len(split(file)[0]) == 1
+
+    @pytest.mark.parametrize(
+        ("cell", "extra"),
+        [
+            ("['a cat', 'a dog']", 1),
+            (' ["a cat", "a dog", "", "caf\\u00e9"] ', 2),
+            ('["a cat", null, "a dog"]', 1),
+            ("['it\\'s']", 0),
+            ("[1, 2]", 0),
+            ("[sic] a dog [0]", 0),
+            ("[" * 5000 + "]" * 5000, 0),
+            ("a cat\nand a dog", 0),
+        ],
+    )
+    def test_lists_of_captions_in_a_cell_are_counted_and_left_as_they_are(self, tmp_path, cell, extra):
+        (tmp_path / "0.png").write_bytes(png(0))
+        with (tmp_path / "t.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["image", "caption"], ["0.png", cell]])
+        assert split(File(str(tmp_path / "t.csv"), "table"))[0] == [Pair("0.png", cell, extra)]
+
+    def test_further_captions_of_a_parquet_list_are_counted(self, tmp_path):
+        captions = [["a", "b", None, " ", "c"], ["d"], ["", "e", "f"]]
+        pq.write_table(
+            pa.table({"image": [png(i) for i in range(3)], "caption": captions}), tmp_path / "t.parquet"
+        )
+        pairs = split(File(str(tmp_path / "t.parquet"), "table"))[0]
+        assert pairs == [Pair(0, "a", 2), Pair(1, "d", 0), Pair(2, "e", 1)]
 
 
 class TestFolders:
@@ -288,6 +315,31 @@ class TestFolders:
         pairs, problems = split(file)
         assert pairs == [Pair("0.png", "a")]
         assert problems == {"line 1": "no image or no caption on this line", "3": "no file name"}
+
+    def test_further_captions_of_lists_and_lines_are_counted(self, tmp_path):
+        for name in ("jsonl", "lines"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "0.png").write_bytes(png(0))
+        row = json.dumps({"file_name": "0.png", "text": ["one", "", "two", "three"]})
+        (tmp_path / "jsonl" / "metadata.jsonl").write_text(row)
+        assert split(File(str(tmp_path / "jsonl"), "folder"))[0] == [Pair("0.png", "one", 2)]
+        (tmp_path / "lines" / "0.txt").write_text("one\n\n two\r\nthree\n")
+        pairs = split(File(str(tmp_path / "lines"), "folder"))[0]
+        assert pairs == [Pair("0.png", "one\n\n two\nthree\n", 2)]
+
+    def test_a_caption_beside_an_image_that_is_not_utf_8_is_a_problem(self, tmp_path):
+        for i, caption in enumerate(("a café", "a cafe")):
+            (tmp_path / f"{i}.png").write_bytes(png(i))
+            (tmp_path / f"{i}.txt").write_bytes(caption.encode("latin-1"))
+        file = File(str(tmp_path), "folder")
+        assert split(file) == ([Pair("1.png", "a cafe")], {"0.png": "caption is not UTF-8"})
+        pairs, problems = split(file, columns=Columns(encoding="latin-1"))
+        assert ([pair.caption for pair in pairs], problems) == (["a café", "a cafe"], {})
+
+    def test_half_a_character_in_json_is_not_replaced(self, tmp_path):
+        (tmp_path / "0.png").write_bytes(png(0))
+        (tmp_path / "metadata.jsonl").write_text('{"file_name": "0.png", "text": "a smile \\ud83d"}')
+        assert split(File(str(tmp_path), "folder")) == ([], {"0.png": "caption is not UTF-8"})
 
     def test_captions_csv(self, tmp_path):
         (tmp_path / "0.png").write_bytes(png(0))

@@ -250,6 +250,7 @@ def gpus(monkeypatch):
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.update(destroyed=True))
     monkeypatch.setattr(launch, "_find_store", lambda place, timeout: None)
     monkeypatch.setattr(launch, "_meet", lambda store, place, timeout: store)
+    monkeypatch.setattr(launch, "_require_same_device", lambda store, place, device: None)
     monkeypatch.setattr(launch, "_default_group", lambda: calls["default"])
     return calls
 
@@ -289,6 +290,8 @@ SCRIPT = """
 import json, os, sys, time, torch
 from pathlib import Path
 import torch.distributed as dist
+from fastclip.distributed import world as launch
+from fastclip.distributed.agreement import RanksDiffer
 from fastclip.distributed.interrupts import StoppedCleanly
 from fastclip.distributed.world import LostRanks, join_world
 
@@ -320,14 +323,20 @@ def fail(world):  # rank 1 fails, while rank 0 does not answer it
 for scenario, port in zip(sys.argv[2::2], sys.argv[3::2]):
     if port != "given":
         os.environ["MASTER_PORT"] = port
+    device = launch._device
+    if scenario == "other_device" and world.rank == 1:  # rank 0 hosts the store
+        launch._device = lambda local_rank: torch.device("cuda")
     try:
         with join_world(timeout=60) as world:
             globals()[scenario](world)
     except StoppedCleanly as error:
         write(world, "stopped", [error.step, (folder / "reached1").exists()])
+    except RanksDiffer as error:
+        write(world, "differ", [error.name, error.rank, error.value, error.first])
     except LostRanks as error:
         write(world, "lost", [error.rank, error.timeout])
         raise
+    launch._device = device
     assert not dist.is_initialized()
     write(world, "threads", [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()])
 """
@@ -375,7 +384,9 @@ class Srun(NamedTuple):
 @pytest.fixture(scope="module")
 def srun(tmp_path_factory):
     folder = tmp_path_factory.mktemp("srun")
-    run = command(folder, "facts", free_port(), "stop", free_port(), "fail", free_port())
+    run = command(
+        folder, "facts", free_port(), "stop", free_port(), "other_device", free_port(), "fail", free_port()
+    )
     environ = {
         **clean_environment(),
         **SRUN,
@@ -408,6 +419,10 @@ def test_ranks_of_srun_meet(srun):
 
 def test_ranks_that_stop_cleanly_leave_together(srun):
     assert read(srun.folder, "stopped") == [[7, True], [7, True]]
+
+
+def test_ranks_with_another_type_of_device_stop_with_the_same_error(srun):
+    assert read(srun.folder, "differ") == [["device type", 1, "cuda", "cpu"]] * 2
 
 
 def test_no_thread_of_a_group_outlives_it(srun):

@@ -23,6 +23,7 @@ from fastclip.evaluation import eval_command
 from fastclip.evaluation.features import Encoder
 from fastclip.processes import free_port
 from tests.evaluation import replica
+from tests.ranks import CONTEXT
 
 ROWS = replica.datacomp_rows()
 GROUPS = {
@@ -366,6 +367,24 @@ def test_two_ranks_print_the_same_as_one(model, datacomp, tasks, evaluate, tmp_p
     assert (tmp_path / "1.out").read_text() == ""  # only rank 0 prints
     files = [tmp_path / folder / "results.jsonl" for folder in ("evaluations/model", "two")]
     assert files[0].read_text() == files[1].read_text()
+
+
+@pytest.mark.slow
+def test_ranks_with_other_arguments_stop_with_the_same_error(model, tasks, tmp_path):
+    common = ["eval", str(model), "--tasks", str(tasks), "--workers", "0", "--out", str(tmp_path / "two")]
+    port = free_port()
+    processes = [
+        CONTEXT.Process(target=run_rank, args=(rank, port, arguments, str(tmp_path), {}), daemon=True)
+        for rank, arguments in enumerate([common, [*common, "--select", "two"]])
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [1, 1]
+    for rank in range(2):
+        assert "ank 1 has tasks=['two']" in (tmp_path / f"{rank}.err").read_text()
+    assert not (tmp_path / "two").exists()
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,19 @@
 """Cached features equal encoded ones, and never come from another model, other images or a damaged file."""
 
+import json
 import logging
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fastclip.distributed.world import World
 from fastclip.evaluation.feature_cache import cached_features, model_key
 from fastclip.evaluation.features import Encoder
 from fastclip.evaluation.task_layout import open_task
 from fastclip.run.load import load_towers
+from tests.damage import flip, positions
 from tests.evaluation import replica
 
 
@@ -70,6 +73,37 @@ def test_a_damaged_file_is_reported_and_replaced(encoder, photos, tmp_path, capl
     assert (record.levelname, record.args[0]) == ("WARNING", file)
     cached_features(photos, encoder, file, "key")
     assert encoder.encoded == 1
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_is_reported_or_harmless(encoder, photos, tmp_path, caplog):
+    file = tmp_path / "f.safetensors"
+    expected = cached_features(photos, encoder, file, "key")
+    content, encoded = file.read_bytes(), encoder.encoded
+    reported = 0
+    for position in positions(file, most=60):
+        caplog.clear()
+        file.write_bytes(content)
+        flip(file, position)
+        found = cached_features(photos, encoder, file, "key")
+        assert torch.equal(found.image_bd, expected.image_bd)
+        assert torch.equal(found.kept_b, expected.kept_b)
+        assert found.bad == expected.bad
+        records = [record for record in caplog.records if "feature_cache" in record.name]
+        assert len(records) == encoder.encoded - encoded <= 1
+        encoded, reported = encoder.encoded, reported + len(records)
+    assert reported >= 50  # the others are in the padding of the header
+
+
+def test_features_without_a_digest_are_encoded_again(encoder, photos, tmp_path):
+    file = tmp_path / "f.safetensors"
+    cached_features(photos, encoder, file, "key")
+    tensors = load_file(file)
+    about = json.loads(bytes(tensors["about"].tolist()))
+    del about["digest"]
+    save_file(tensors | {"about": torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)}, file)
+    cached_features(photos, encoder, file, "key")
+    assert encoder.encoded == 2
 
 
 def test_features_are_returned_even_if_they_cannot_be_written(encoder, photos, tmp_path, caplog):

@@ -63,6 +63,9 @@ def ten_steps(rank, world_size, dtype):
         if loss.sample_state is not None:
             rows = {k: column[: loss.sample_state.held] for k, column in loss.sample_state.columns.items()}
             results.append(rows)
+        held_out = loss.evaluate(image.detach(), text.detach())
+        stats = torch.stack([v.to(dtype) for v in held_out.stats.values()])
+        results.append({"value": held_out.value.detach(), "stats": stats})
     return results
 
 
@@ -109,13 +112,15 @@ SEEN = [0, 36, 9, 10, 19, 20, 30, 5]
 
 def save_state(rank, world_size, name, folder):
     loss = state_of(name, SEEN)
-    dcp.save(loss.state_dict(), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+    dcp.save(
+        loss.sharded_state_dict(), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True)
+    )
     return [(column.shape[0], key) for key, column in loss.sample_state.columns.items()]
 
 
 def load_state(rank, world_size, name, folder):
     loss = GlobalContrastiveLoss(name, N)
-    saved = loss.state_dict()
+    saved = loss.sharded_state_dict()
     dcp.load(saved, storage_reader=HuggingFaceStorageReader(folder))
     loss.load_state_dict(saved)
     state = loss.sample_state
@@ -140,7 +145,9 @@ def test_a_state_saved_by_four_ranks_loads_on_one_and_two_row_for_row(name, tmp_
 
 def save_alone(rank, world_size, folder):
     loss = state_of("fastclip-v3", SEEN)
-    dcp.save(loss.state_dict(), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+    dcp.save(
+        loss.sharded_state_dict(), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True)
+    )
     return loss.state_dict()["log_u"]
 
 

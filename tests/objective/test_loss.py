@@ -14,6 +14,7 @@ from fastclip import ALGORITHMS, GlobalContrastiveLoss
 from fastclip.errors import InputError
 from fastclip.objective.algorithms import LossOptions, resolve
 from fastclip.objective.loss import UndoError
+from fastclip.objective.saved_state import sharded
 from tests.objective.features import pair, relative_error, unit
 from tests.objective.reference import PaperRun
 
@@ -34,7 +35,7 @@ def build(name, n=20, *, gamma=0.3, **options):
 
 
 def logs_of_u(loss):
-    return loss.sample_state.state_dict()["log_u"]
+    return sharded(loss.sample_state)["log_u"]
 
 
 @pytest.mark.parametrize(("name", "estimator"), CASES)
@@ -91,7 +92,7 @@ def test_steps_equal_the_papers_equations(name, estimator, data):
             assert torch.allclose(logs_of_u(loss), expected, rtol=1e-10, atol=1e-12)
         if individual:
             expected = torch.stack([paper.tau1, paper.tau2], dim=1)
-            assert torch.allclose(loss.sample_state.state_dict()["tau"], expected, rtol=1e-10)
+            assert torch.allclose(sharded(loss.sample_state)["tau"], expected, rtol=1e-10)
 
 
 def test_gradients_without_memory_are_those_of_the_value():
@@ -308,12 +309,12 @@ def test_a_non_finite_feature_never_writes_into_the_state(name, bad):
     loss = build(name, 6)
     ids = torch.arange(4)
     loss(*pair(4, 5, seed=0), ids)
-    before = {key: value.clone() for key, value in loss.sample_state.state_dict().items()}
+    before = {key: value.clone() for key, value in sharded(loss.sample_state).items()}
     image, text = (x.detach() for x in pair(4, 5, seed=1))
     image[2, 3] = bad
     out = loss(image.requires_grad_(), text, ids)
     assert not torch.isfinite(out.value)
-    for key, value in loss.sample_state.state_dict().items():
+    for key, value in sharded(loss.sample_state).items():
         assert torch.equal(value, before[key]), key
 
 
@@ -323,29 +324,102 @@ def test_undo_restores_the_state_only_if_the_step_was_skipped(name, as_tensor):
     loss = build(name, 6)
     ids = torch.tensor([0, 5, 2])
     loss(*pair(3, 5, seed=0), torch.tensor([0, 1, 2]))
-    before = {key: value.clone() for key, value in loss.sample_state.state_dict().items()}
+    before = {key: value.clone() for key, value in sharded(loss.sample_state).items()}
     out = loss(*pair(3, 5, seed=1), ids)
-    after = {key: value.clone() for key, value in loss.sample_state.state_dict().items()}
+    after = {key: value.clone() for key, value in sharded(loss.sample_state).items()}
     out.undo(torch.tensor(False) if as_tensor else False)
-    assert all(torch.equal(v, after[k]) for k, v in loss.sample_state.state_dict().items())
+    assert all(torch.equal(v, after[k]) for k, v in sharded(loss.sample_state).items())
     loss.load_state_dict(loss.state_dict() | before)
     out = loss(*pair(3, 5, seed=1), ids)
     out.undo(torch.tensor(1.0) if as_tensor else True)  # a GradScaler's found_inf is a float
-    assert all(torch.equal(v, before[k]) for k, v in loss.sample_state.state_dict().items())
+    assert all(torch.equal(v, before[k]) for k, v in sharded(loss.sample_state).items())
     assert int(loss.sample_state.visited) == 3
     with pytest.raises(UndoError):
         out.undo(True)
     out.undo(False)
 
 
-def test_eval_leaves_the_state_unchanged_and_no_grad_skips_the_gradients():
-    loss = build("fastclip-v3", 6)
+@pytest.mark.parametrize(("name", "estimator"), CASES)
+def test_evaluation_is_the_papers_objective_of_the_batch_alone(name, estimator):
+    """With u = g, and the mean of individual temperatures; today's memory has no part in it."""
+    options = {} if ALGORITHMS[name].rho is None else {"rho": 0.8}
+    loss = build(name, 20, gamma=0.3, tau=0.2, estimator=estimator, **options)
+    for step in range(2):
+        loss(*pair(6, 5, seed=step), torch.arange(6))
+    image, text = pair(9, 5, seed=7)
+    tau = loss.mean_tau()
+    paper = PaperRun(name, 20, tau=tau, released=estimator == "released", **options)
+    expected = paper.step(image.detach(), text.detach(), torch.arange(9), gamma=1.0)
+    if ALGORITHMS[name].temperature == "individual":
+        assert tau != 0.2
+    before = {key: column.clone() for key, column in loss.state_dict().items()}
+    out = loss.evaluate(image, text)
+    assert float(out.value.detach()) == pytest.approx(float(expected[0]), rel=1e-10, abs=1e-14)
+    assert float(out.stats["tau"]) == pytest.approx(tau)
+    assert "unvisited" not in out.stats
+    out.value.backward()
+    assert relative_error(image.grad, expected[1]) < 1e-10
     loss.eval()
-    image, text = pair(3, 5, seed=0)
+    ids = torch.arange(9)
+    for index in (None, ids, ids + 11, ids + 100):  # none of them is looked up
+        assert torch.equal(loss(image, text, index).value, out.value)
+        begun = loss.begin(index)
+        begun.images(image)
+        assert torch.equal(begun.forward(image, text).value, out.value)
+    assert all(torch.equal(column, before[key]) for key, column in loss.state_dict().items())
     with torch.no_grad():
-        value = loss(image, text, torch.arange(3)).value
-    assert not value.requires_grad
-    assert torch.isinf(logs_of_u(loss)).all()
+        assert not loss.evaluate(image, text).value.requires_grad
+
+
+def test_evaluation_does_not_move_tau_into_its_range():
+    loss = build("fastclip-v3", 6, tau_min=0.02)
+    with torch.no_grad():
+        loss.log_scale.fill_(9.0)
+    assert float(loss.evaluate(*pair(3, 5, seed=0)).stats["tau"]) == pytest.approx(0.02)
+    assert float(loss.log_scale.detach()) == 9.0
+
+
+def test_a_validation_before_the_first_step_does_not_replace_its_checks():
+    """Lightning validates before it trains."""
+    loss = build("fastclip-v3", 6)
+    with pytest.raises(InputError) as caught:
+        loss.evaluate(*(2 * x.detach() for x in pair(3, 5, seed=0)))
+    assert caught.value.argument == "image_features"
+    loss.evaluate(*pair(3, 5, seed=0))
+    assert not loss._checks.first_step_done
+    with pytest.raises(IndexError):
+        loss(*pair(3, 5, seed=0), torch.tensor([0, 1, 6]))
+    with pytest.raises(InputError) as caught:
+        loss(*pair(3, 5, seed=0))
+    assert caught.value.argument == "index"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "B", "warns"),
+    [
+        ("fastclip-v3", {}, 64, True),  # the default 6.5
+        ("fastclip-v3", {"rho": 4.1}, 64, False),  # log 63 = 4.14
+        ("fastclip-v3", {"rho": 4.2}, 64, True),
+        ("fastclip-v2", {"rho": 4.2}, 64, True),
+        ("isogclr", {"rho": 1.0}, 64, False),
+        ("fastclip-v3", {"estimator": "released"}, 64, False),  # another radius, without this bound
+        ("fastclip-v1", {}, 64, False),
+        ("mbcl", {}, 2, False),
+    ],
+)
+def test_a_rho_out_of_reach_is_reported_once(name, options, B, warns, caplog):
+    loss = GlobalContrastiveLoss(name, 100, tau_min=0.013, **options)
+    batch = (*pair(B, 5, seed=0, dtype=torch.float32), torch.arange(B))
+    loss.evaluate(*batch[:2])
+    assert not caplog.records  # only training moves τ
+    for _ in range(2):
+        loss(*batch)
+    records = [record for record in caplog.records if record.name == "fastclip.objective.loss"]
+    assert [record.levelname for record in records] == ["WARNING"] * warns
+    for record in records:
+        assert record.args[:2] == (loss.settings.rho, str(B))
+        assert record.args[2] == pytest.approx(log(B - 1))
+        assert record.args[3] == 0.013
 
 
 def test_backward_may_run_again_if_the_graph_is_retained():

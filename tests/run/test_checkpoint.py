@@ -20,9 +20,11 @@ from safetensors import safe_open
 from fastclip.errors import InputError, PathError
 from fastclip.objective.exchange import Exchange
 from fastclip.objective.sample_state import SampleState
+from fastclip.objective.saved_state import sharded
 from fastclip.run import checkpoint
-from fastclip.run.checkpoint import CheckpointError, Checkpoints, load, tensor_names
+from fastclip.run.checkpoint import CheckpointError, Checkpoints, check, load, tensor_names
 from fastclip.run.folder import read_metadata
+from fastclip.run.state_file import DamagedCheckpoint
 from tests.ranks import run_ranks
 
 
@@ -130,8 +132,8 @@ def test_files_are_named_after_ranks_and_older_names_load_as_well(tmp_path):
     assert list(state["files"]) == ["rank-00000.safetensors"]
     expected = load_all(path)
     (path / "rank-00000.safetensors").rename(path / "worker-00000.safetensors")
-    state["files"] = {name.replace("rank-", "worker-"): size for name, size in state["files"].items()}
-    (path / "state.json").write_text(json.dumps(state))
+    sizes = {name.replace("rank-", "worker-"): size for name, size in state["files"].items()}
+    (path / "state.json").write_text(json.dumps({"facts": state["facts"], "files": sizes}))
     assert_same(load_all(path), expected)
     assert read_metadata(path) == {"step": 1}
 
@@ -438,6 +440,141 @@ def test_a_damaged_file_is_named(tmp_path, damage):
         assert caught.value.path == str(path / "rank-00000.safetensors")
 
 
+def flip(file, bit):
+    """Flip a bit in place."""
+    with file.open("r+b") as stream:
+        stream.seek(bit // 8)
+        (byte,) = stream.read(1)
+        stream.seek(bit // 8)
+        stream.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def header_size(file):
+    return 8 + int.from_bytes(file.read_bytes()[:8], "little")
+
+
+def some_bits(file):
+    """60 bits of the header and 60 of the tensors, evenly spread."""
+    header, size = 8 * header_size(file), 8 * file.stat().st_size
+    return [*range(0, header, header // 59), *range(header + 5, size, (size - header) // 59)]
+
+
+def without_digests(path):
+    """Make it a checkpoint of an earlier version."""
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({"facts": state["facts"], "files": state["files"]}))
+
+
+def test_every_flipped_bit_of_a_file_is_refused_by_name(tmp_path):
+    path = Checkpoints(tmp_path).save(1, small(1), {"step": 1})
+    file = path / "rank-00000.safetensors"
+    bits = some_bits(file)
+    assert len(bits) >= 120
+    for bit in bits:
+        flip(file, bit)
+        for read in (check, lambda path: load(path, small(2))):
+            with pytest.raises(DamagedCheckpoint) as caught:
+                read(path)
+            assert caught.value.path == str(file)
+        flip(file, bit)
+    assert_complete(path, 1)
+
+
+def test_without_digests_a_damaged_header_is_named_and_the_rest_loads_as_before(tmp_path):
+    path = Checkpoints(tmp_path).save(1, small(1), {"step": 1})
+    without_digests(path)
+    file = path / "rank-00000.safetensors"
+    assert_complete(path, 1)
+    refused = []
+    for bit in range(0, 8 * header_size(file), 5):
+        flip(file, bit)
+        for read in (tensor_names, lambda path: load(path, small(2))):
+            try:
+                read(path)
+            except PathError as error:
+                refused.append(error.path)
+        flip(file, bit)
+    assert len(refused) > 100
+    assert set(refused) <= {str(file), str(path)}
+    assert_complete(path, 1)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def fail(path, progress=None):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = Checkpoints(tmp_path).save(1, small(1), {"step": 1})
+    monkeypatch.setattr("fastclip.run.state_file.file_digest", fail)
+    with pytest.raises(DamagedCheckpoint) as caught:
+        load(path, small(2))
+    assert caught.value.path == str(path / "rank-00000.safetensors")
+    assert os.strerror(errno.EIO) in caught.value.reason
+
+
+def test_the_newest_undamaged_one_is_found_and_later_ones_are_set_aside(tmp_path, caplog):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        checkpoints.save(step, small(step), {"step": step})
+    checkpoints.mark_best(3)
+    assert checkpoints.newest_undamaged() == tmp_path / "step-00000003"
+    flip(tmp_path / "step-00000003" / "rank-00000.safetensors", 4000)
+    flip(tmp_path / "step-00000002" / "state.json", 700)
+    assert checkpoints.newest_undamaged() == tmp_path / "step-00000001"
+    named = [record.args[0] for record in caplog.records if record.name == checkpoint.log.name]
+    assert named == [
+        str(tmp_path / "step-00000003" / "rank-00000.safetensors"),
+        str(tmp_path / "step-00000002" / "state.json"),
+    ]
+    (tmp_path / "step-00000003.damaged").mkdir()  # of an earlier time
+    checkpoints.start_at(1, 1)
+    aside = ["step-00000002.damaged", "step-00000003.damaged", "step-00000003.damaged-2"]
+    assert names(tmp_path) == ["best", "last", "step-00000001", *aside]
+    assert checkpoints.newest() == checkpoints.best == tmp_path / "step-00000001"
+    assert_complete(tmp_path / "last", 1)
+    checkpoints.save(2, small(2), {"step": 2})
+    assert set(aside) < set(names(tmp_path))  # never deleted
+
+
+def test_only_damaged_checkpoints_are_an_error_and_stay_as_they_are(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest_undamaged() is None
+    for step in (1, 2):
+        path = checkpoints.save(step, small(step), {"step": step})
+        flip(path / "rank-00000.safetensors", 4000)
+    with pytest.raises(PathError) as caught:
+        checkpoints.newest_undamaged()
+    assert caught.value.path == str(path / "rank-00000.safetensors")
+    assert names(tmp_path) == ["last", "step-00000001", "step-00000002"]
+
+
+@pytest.mark.parametrize("stale", ["missing", "step-00000001", "step-00000009"])
+def test_links_that_a_killed_run_left_behind_are_corrected_at_the_start(tmp_path, stale):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, small(step), {"step": step})
+    for link in ("last", "best"):
+        (tmp_path / link).unlink(missing_ok=True)
+        if stale != "missing":
+            (tmp_path / link).symlink_to(stale)
+        (tmp_path / f"{link}.new").symlink_to("step-00000002")
+    for leftover in ("step-00000001.old", "step-00000003.part", "step-00000003.part.old"):
+        (tmp_path / leftover).mkdir()
+    checkpoints.start_at(2, 2)
+    assert names(tmp_path) == ["best", "last", "step-00000001", "step-00000002"]
+    assert_complete(tmp_path / "last", 2)
+    assert_complete(tmp_path / "best", 2)
+
+
+def test_a_link_to_nothing_is_removed_at_the_start(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "none")
+    checkpoints.start_at(0, None)  # a new run: there is no folder yet
+    (tmp_path / "none").mkdir()
+    for link in ("last", "best"):
+        (tmp_path / "none" / link).symlink_to("step-00000001")
+    checkpoints.start_at(0, None)
+    assert names(tmp_path / "none") == []
+
+
 def test_a_file_of_another_checkpoint_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     one, two = (checkpoints.save(step, small(step), {}) for step in (1, 2))
@@ -504,7 +641,7 @@ def state_of(rows_of):
     for n in SIZES:
         state = SampleState(n, Exchange(None), None, torch.device("cpu"), torch.float32)
         state.columns["log_u"][: state.held] = rows_of(n)[state.start : state.start + state.held]
-        tensors |= {f"{name}.{n}": tensor for name, tensor in state.state_dict().items()}
+        tensors |= {f"{name}.{n}": tensor for name, tensor in sharded(state).items()}
     return tensors
 
 
@@ -579,6 +716,29 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_one_and_four(tmp_path):
 def _bytes_of_tensors(file):
     with safe_open(file, "pt") as opened:
         return sum(opened.get_tensor(name).nbytes for name in sorted(opened.keys()))
+
+
+def load_with_a_damaged_file(rank, world_size, folder):
+    checkpoints = Checkpoints(folder)
+    paths = [save_here(rank, folder, step) for step in (1, 2)]
+    if rank == 0:
+        flip(paths[1] / "rank-00001.safetensors", 8 * header_size(paths[1] / "rank-00001.safetensors") + 77)
+    dist.barrier()
+    caught = []
+    for read in (check, load_here):
+        with pytest.raises(DamagedCheckpoint) as error:
+            read(paths[1])
+        caught.append(error.value.path)
+    assert checkpoints.newest_undamaged() == paths[0]
+    checkpoints.start_at(1, None)
+    load_here(checkpoints.newest())
+    return caught
+
+
+def test_a_damaged_file_of_one_rank_stops_all_and_they_agree_on_the_one_before(tmp_path):
+    damaged = str(tmp_path / "step-00000002" / "rank-00001.safetensors")
+    assert run_ranks(load_with_a_damaged_file, 2, tmp_path) == [[damaged, damaged]] * 2
+    assert names(tmp_path) == ["last", "step-00000001", "step-00000002.damaged"]
 
 
 def fail_on_one(rank, world_size, folder):

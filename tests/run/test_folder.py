@@ -98,6 +98,20 @@ def test_a_missing_checkpoint_is_an_error_with_the_folder(run, tmp_path):
     assert find_checkpoint(run, "last") == run / "checkpoints" / "step-00000006"
 
 
+@pytest.mark.parametrize("link", ["missing", "step-00000003"])
+def test_the_last_checkpoint_is_the_newest_one_whatever_a_killed_run_left(run, tmp_path, link):
+    """A kill between the rename of a checkpoint and its link."""
+    copy = Path(shutil.copytree(run, tmp_path / "copy", symlinks=True))
+    (copy / "checkpoints" / "last").unlink()
+    if link != "missing":
+        (copy / "checkpoints" / "last").symlink_to(link)
+    assert find_checkpoint(copy, "last") == copy / "checkpoints" / "step-00000006"
+    (copy / "checkpoints" / "best").symlink_to("step-00000005")
+    with pytest.raises(MissingCheckpoint) as caught:
+        find_checkpoint(copy, "best")
+    assert caught.value.path == str(copy)
+
+
 # An untrusted folder.
 
 
@@ -137,10 +151,10 @@ def poison(lab, run, mark, tmp_path, monkeypatch, capsys):
         shutil.copytree(run, copy, symlinks=True)
         checkpoint = (copy / "checkpoints" / "last").resolve()
         (checkpoint / file).write_bytes(poisons(mark)[kind])
-        if file.endswith(".safetensors"):  # the sizes are right
+        if file.endswith(".safetensors"):  # as in earlier versions: the sizes are right, there are no digests
             state = json.loads((checkpoint / "state.json").read_text())
-            state["files"][file] = (checkpoint / file).stat().st_size
-            (checkpoint / "state.json").write_text(json.dumps(state))
+            sizes = state["files"] | {file: (checkpoint / file).stat().st_size}
+            (checkpoint / "state.json").write_text(json.dumps({"facts": state["facts"], "files": sizes}))
         resume = lab.options(copy, "fastclip-v3", evaluate__pairs="null", checkpoint__every_steps=3)
         outcomes = []
         for arguments in (["export", str(copy), str(tmp_path / "out")], ["train", *resume]):
@@ -215,6 +229,6 @@ def test_evaluation_pairs_are_found_from_here_and_from_where_the_run_was_trained
     assert evaluation_pairs(run).paths == ["a.tar", "b.tar"]
     (run / "config.yaml").write_text("evaluate: {pairs: null}\n")
     assert evaluation_pairs(run).paths == []
-    columns = "data: {image_column: photo, caption_column: text}"
+    columns = "data: {image_column: photo, caption_column: text, encoding: latin-1}"
     (run / "config.yaml").write_text(f"{columns}\nevaluate: {{pairs: a.csv}}\n")
-    assert evaluation_pairs(run) == (["a.csv"], ("photo", "text"))
+    assert evaluation_pairs(run) == (["a.csv"], ("photo", "text", "latin-1"))

@@ -14,7 +14,6 @@ import torch
 from fastclip.cli import main
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
-from fastclip.distributed.world import World
 from fastclip.errors import PathError
 from fastclip.run.folder import SCHEMA, check_schema, read_metadata, read_run
 from fastclip.run.load import load
@@ -55,7 +54,7 @@ def test_an_old_folder_resumes_to_the_same_numbers(folder):
 def test_other_settings_are_still_refused(folder):
     config = resolve(parse(["--config", "run/config.yaml", "--loss.tau", "0.05"]))
     with pytest.raises(OtherRun) as caught:
-        open_folder(config, World.alone())
+        open_folder(config)
     assert [tuple(difference) for difference in caught.value.differences] == [("loss.tau", 0.1, 0.05)]
     assert main(["train", "--config", "run/config.yaml", "--loss.tau", "0.05"]) == 1
     assert not (folder / "run.json").exists()  # nothing was changed
@@ -67,7 +66,7 @@ def test_settings_of_another_version_are_refused(folder):
     saved["facts"]["config"]["log"]["colour"] = "blue"
     state.write_text(json.dumps(saved))
     with pytest.raises(PathError) as caught:
-        open_folder(resolve(parse(["--config", "run/config.yaml"])), World.alone())
+        open_folder(resolve(parse(["--config", "run/config.yaml"])))
     assert Path(caught.value.path) == folder / "checkpoints" / "step-00000004"
     assert "colour" in caught.value.problem
     assert main(["train", "--config", "run/config.yaml"]) == 1

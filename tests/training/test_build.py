@@ -18,7 +18,7 @@ from fastclip.config.options import (
 )
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
-from fastclip.data.pairs import SourceError
+from fastclip.data.pairs import ExtraCaptions, SourceError
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError, UnknownOption
 from fastclip.training import training_pairs as pairs_module
@@ -29,6 +29,7 @@ from fastclip.training.build import (
 )
 from fastclip.training.step import OpenClipLoss
 from fastclip.training.training_pairs import open_manifest_of, open_training_pairs
+from tests.data.collections import png
 from tests.training.runs import collection
 
 CPU = torch.device("cpu")
@@ -85,6 +86,21 @@ def test_a_collection_smaller_than_a_batch_is_refused_and_the_advice_works(tmp_p
     with pytest.raises(OptionError) as caught:
         open_training_pairs(config(few), towers, ALONE)
     assert (caught.value.option, caught.value.value, caught.value.example) == ("batch.size", 8, 2)
+
+
+@pytest.mark.parametrize(("rank", "warnings"), [(0, [ExtraCaptions(2, 3)]), (1, [])])
+def test_several_captions_are_announced_once_by_rank_0(rank, warnings, towers, tmp_path, caplog):
+    for i, caption in enumerate(("a cat\na pet\nan animal", "a dog", "a bird\na crow")):
+        (tmp_path / f"{i}.png").write_bytes(png(i))
+        (tmp_path / f"{i}.txt").write_text(caption)
+
+    class RankOfTwo(World):
+        def barrier(self):
+            pass
+
+    open_training_pairs(config(str(tmp_path), 2), towers, RankOfTwo(rank, 2, rank, CPU, None))
+    mine = [record for record in caplog.records if record.name == pairs_module.__name__]
+    assert [record.args[0] for record in mine if record.levelname == "WARNING"] == warnings
 
 
 def test_training_data_is_required(towers):

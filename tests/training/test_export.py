@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from itertools import count
 from math import log
 
 import open_clip
@@ -19,6 +20,8 @@ from fastclip.model import build_model
 from fastclip.run.load import load_exported
 from fastclip.training import export as export_module
 from fastclip.training.export import NotReplaceable, export
+from tests.ranks import run_ranks
+from tests.test_files import Kills
 
 TEXT = {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
 VISION = {
@@ -191,6 +194,30 @@ def test_a_full_disk_leaves_the_earlier_export_complete(tmp_path, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == FILES
     assert load_exported(folder).clip.logit_scale.item() == pytest.approx(log(2))
     assert not folder.with_name("out.part").exists()
+
+
+def kill_at_every_operation(rank, size, tmp_path):
+    """Replace an export, killed after each number of file operations; return how many there are."""
+    kills, folder, model = Kills(), tmp_path / "model", build("vit", tmp_path)
+    weights = {"logit_scale": torch.zeros(())}  # the others take long to write
+    export_module._plain_state = lambda model, tau: weights
+    for operations in count():
+        export(model, folder, tau=None, card="old")
+        killed = kills.kill(operations, lambda: export(model, folder, tau=None, card="new"))
+        complete = folder if folder.exists() else folder.with_name(".model.old")
+        assert sorted(path.name for path in complete.iterdir()) == ["README.md", *FILES]
+        assert (complete / "README.md").read_text() in ("old", "new")
+        if not killed:
+            return operations
+        assert export(model, folder, tau=None, card="next") == folder
+        assert (folder / "README.md").read_text() == "next"
+        assert not [path for path in tmp_path.iterdir() if path.suffix in (".old", ".part")]
+
+
+@pytest.mark.slow
+def test_an_export_killed_at_any_moment_is_the_old_or_the_new_one_and_can_be_repeated(tmp_path):
+    (operations,) = run_ranks(kill_at_every_operation, 1, tmp_path)
+    assert operations > 10
 
 
 def test_all_files_have_the_same_permissions(tmp_path):

@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fastclip.cli import main
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.decode import FastDecoder
+from fastclip.distributed.agreement import RanksDiffer
 from fastclip.distributed.world import World
 from fastclip.run.checkpoint import load, tensor_names
 from fastclip.training.trainer import Diverged
 from fastclip.training.trainer import train as train_run
 from tests.data.collections import png
+from tests.ranks import run_ranks
 from tests.training.runs import Lab, collection, final_state, metrics
 
 
@@ -242,3 +245,92 @@ def test_a_batch_that_two_ranks_cannot_share_ends_both_immediately(lab, tmp_path
     lines = [line for line in run.output().splitlines() if line.startswith("fastclip train: batch.size=15 ")]
     assert lines
     assert all(line.endswith("14.") for line in lines)
+
+
+# Ranks that differ.
+
+DIFFERENT = {  # options of rank 1, and what is named: the name, its value, rank 0's
+    "seed": ({"seed": 1}, ("seed", 1, 0)),
+    "learning rate": ({"optim__lr": 0.002}, ("optim.lr", 0.002, 0.001)),
+    "loss": ({"loss__rho": 3.5}, ("loss.rho", 3.5, 2.0)),
+    "algorithm": ({"algorithm": "fastclip-v2"}, ("algorithm", "fastclip-v2", "fastclip-v3")),
+    "batch size": ({"batch__size": 8}, ("batch.size", 8, 16)),
+    "model": ({"model__name": "vit-scenes"}, ("model.name", "vit-scenes", None)),
+    "evaluation": ({"evaluate__pairs": "pairs.tar"}, ("evaluate.pairs", "pairs.tar", None)),
+    "folder": ({"out": "elsewhere"}, ("out", "elsewhere", None)),
+    "version": ({}, ("fastclip version", "0.0.1", None)),
+    "data": ({}, ("data.train (fingerprint)", None, None)),
+}
+
+
+def start_different_ranks(rank, size, lab, folder):
+    """Train as one of two ranks that differ in one thing after another; what each error names."""
+    os.environ.update(lab.environment)
+    world, found = World(rank, size, rank, torch.device("cpu"), dist.group.WORLD), {}
+    for case, (changed, _) in DIFFERENT.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder / (str(rank) if case == "data" else "0"))
+            if case == "version" and rank == 1:
+                patch.setattr("fastclip.training.trainer.__version__", "0.0.1")
+            options = {
+                "evaluate__pairs": "null",
+                "data__train": "pairs.tar",
+                "optim__lr": 0.001,
+                "loss__rho": 2.0,
+            }
+            options |= {"out": folder / "run", "algorithm": "fastclip-v3"} | (changed if rank == 1 else {})
+            config = resolve(parse(lab.options(options.pop("out"), options.pop("algorithm"), **options)))
+            with pytest.raises(RanksDiffer) as caught:
+                train_run(config, world)
+            found[case] = caught.value.name, caught.value.rank, caught.value.value, caught.value.first
+    return found
+
+
+@pytest.mark.slow
+def test_ranks_that_differ_stop_with_the_first_difference_and_the_rank_that_has_it(lab, tmp_path):
+    """Before, the first three and other data trained to the end, and most others ended in an abort."""
+    for rank in range(2):
+        collection(tmp_path / str(rank), 96, start=500 * rank)
+    found, of_the_other = run_ranks(start_different_ranks, 2, lab, tmp_path)
+    assert found == of_the_other
+    for case, (_, (name, value, first)) in DIFFERENT.items():
+        assert found[case][:2] == (name, 1)
+        assert value in (None, found[case][2])
+        assert first in (None, found[case][3])
+        assert found[case][2] != found[case][3]
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+# A temperature that can only fall.
+
+
+@pytest.mark.slow
+def test_a_rho_out_of_reach_is_reported_once_over_all_ranks(lab, tmp_path):
+    changed = {"evaluate__pairs": "null", "checkpoint__every_steps": "null", "algorithm": "fastclip-v3"}
+    run = lab.start(tmp_path / "run", 2, loss__rho=3.5, **changed).finish()
+    (line,) = (line for line in run.output().splitlines() if "log(B−1)" in line)
+    assert all(shown in line for shown in ("rho=3.5 ", "B=16 ", "2.71,", "tau_min=0.01"))
+    run = lab.start(tmp_path / "within", 1, **changed).finish()  # the recipe's share of log(B−1)
+    assert "log(B−1)" not in run.output()
+
+
+# Two runs in one folder.
+
+
+@pytest.mark.slow
+def test_a_second_run_in_the_folder_is_refused_and_the_first_is_not_disturbed(lab, tmp_path):
+    run = tmp_path / "run"
+    first = lab.start(run, 2, epochs=2, seed=1)
+    first.wait_for_step(1)
+    first.signal(signal.SIGSTOP)  # or it might end too early
+    before = len(first.output())
+    second = lab.start(run, 2, epochs=2, seed=2)
+    assert second.wait() == [1, 1]
+    refused = second.output()[before:]
+    first.signal(signal.SIGCONT)
+    first.finish()
+    owner = f"process {first.processes[0].pid} on "
+    assert refused.count(f"fastclip train: {run} is in use by {owner}") == 2
+    assert [record["step"] for record in metrics(run) if "evaluation" not in record] == list(range(1, 13))
+    assert "seed: 1\n" in (run / "config.yaml").read_text()
+    assert not list(run.glob("running*"))

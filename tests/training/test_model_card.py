@@ -17,6 +17,7 @@ from fastclip.evaluation.retrieval import recalls
 from fastclip.model import build_model
 from fastclip.run.load import load_model
 from fastclip.run.metrics_file import read_metrics
+from fastclip.run.state_file import write_state
 from fastclip.training.model_card import _scores_in_training, model_card
 from tests.evaluation import replica
 
@@ -42,7 +43,7 @@ def make(run, trained, tmp_path):
             group, _, key = name.rpartition(".")
             (state["facts"]["config"][group] if group else state["facts"]["config"])[key] = value
         (tmp_path / "checkpoint").mkdir(exist_ok=True)
-        (tmp_path / "checkpoint" / "state.json").write_text(json.dumps(state))
+        write_state(tmp_path / "checkpoint", state["facts"], {}, {})
         return model_card(run, tmp_path / "checkpoint", model, tau)
 
     return card

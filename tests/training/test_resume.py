@@ -174,6 +174,54 @@ def test_a_run_stopped_with_two_ranks_resumes_with_one_two_and_four(lab, tmp_pat
             assert ours == pytest.approx(plain, rel=0, abs=1e-9)
 
 
+# Damaged, or killed at the wrong moment.
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_damaged_newest_checkpoint_stops_the_run_and_the_one_before_ends_alike(lab, tmp_path, ranks):
+    run = shutil.copytree(lab.reference(ranks), tmp_path / "run", symlinks=True)
+    damaged = run / "checkpoints" / f"step-{STEPS:08d}" / f"rank-{ranks - 1:05d}.safetensors"
+    with damaged.open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        file.write(b"\x7f")
+    before = contents(run)
+    refused = lab.start(run, ranks)
+    assert refused.wait() == [1] * ranks, refused.output()
+    lines = [line for line in refused.output().splitlines() if line.startswith("fastclip train: ")]
+    assert len(lines) == ranks
+    for line in lines:
+        assert line.startswith(f"fastclip train: {damaged} ")
+        assert "--resume previous" in line
+    assert contents(run) == before
+    seen = len(refused.output())
+    resumed = lab.start(run, ranks, resume="previous").finish()
+    output = resumed.output()[seen:]
+    assert output.count(str(damaged)) == 1
+    assert f"step {STEPS - 4} of {STEPS}" in output
+    aside = damaged.parent.with_name(damaged.parent.name + ".damaged")
+    kept = {name: digest for name, digest in before.items() if damaged.parent.name in name}
+    assert list(contents(aside).values()) == list(kept.values())
+    assert_same_run(run, lab.reference(ranks))
+    output = lab.start(run, ranks, resume="previous").finish().output()  # undamaged: like auto
+    assert f"{run} is already finished, at step {STEPS}" in output
+
+
+def test_leftovers_of_a_kill_are_removed_and_links_corrected_when_the_run_starts(lab, tmp_path):
+    run = shutil.copytree(lab.reference(1), tmp_path / "run", symlinks=True)
+    checkpoints = run / "checkpoints"
+    (checkpoints / "last").unlink()
+    (checkpoints / "last").symlink_to(f"step-{STEPS - 4:08d}")
+    leftovers = [checkpoints / "step-00000012.old", checkpoints / "step-00000040.part"]
+    for folder in leftovers:
+        folder.mkdir()
+    leftovers += [run / "metrics.jsonl.part", run / "config.yaml.123.part"]
+    for file in leftovers[2:]:
+        file.write_text("{")
+    lab.start(run).finish()
+    assert not any(path.exists() for path in leftovers)
+    assert os.readlink(checkpoints / "last") == f"step-{STEPS:08d}"
+
+
 # Refused, or nothing to do.
 
 

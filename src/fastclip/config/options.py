@@ -7,8 +7,10 @@ fastclip's own rows (the paper's values), the recipe's tables `algorithms` and `
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from encodings.aliases import aliases
 from math import inf
 from typing import Any, Literal, get_type_hints
 
@@ -16,6 +18,7 @@ from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.renamed import with_current_names
 from fastclip.errors import OptionError
 from fastclip.objective.algorithms import LossOptions, find_algorithm
+from fastclip.text import did_you_mean
 
 
 def whole_batches(epochs: float, num_samples: int, batch: int) -> int:
@@ -26,6 +29,17 @@ def whole_batches(epochs: float, num_samples: int, batch: int) -> int:
 def _check(option: str, value: object, good: bool, rule: str, example: object) -> None:
     if not good:
         raise OptionError(option, value, f"must be {rule}", example=example)
+
+
+def check_encoding(option: str, name: str) -> None:
+    """OptionError if Python has no text encoding of this name."""
+    try:
+        codecs.lookup(name)
+        "a".encode(name)  # fails for base64 and others that do not encode text
+    except (LookupError, ValueError):
+        hint = did_you_mean(name, ["utf-8", "latin-1", *sorted(set(aliases.values()))]).strip()
+        rule = "must be a text encoding that Python knows"
+        raise OptionError(option, name, rule, example="latin-1", advice=hint) from None
 
 
 def _check_optimizer(name: str) -> None:
@@ -64,6 +78,8 @@ class DataConfig:
     """Name of a table's image column, if it is not a common one."""
     caption_column: str | None = None
     """Name of a table's caption column, if it is not a common one."""
+    encoding: str = "utf-8"
+    """Encoding of tables and captions, e.g. cp1252 or latin-1; text that is not in it is never guessed."""
     shuffle: Literal["full", "blocks"] = "full"
     """`full`: a true permutation each epoch; `blocks`: shards in random order, samples mixed within a
     window, for storage that needs sequential reads."""
@@ -83,6 +99,7 @@ class DataConfig:
     """Seconds to wait for a batch; then the run stops and names the shard that stalled. 0 waits forever."""
 
     def __post_init__(self) -> None:
+        check_encoding("data.encoding", self.encoding)
         _check("data.workers", self.workers, self.workers >= 0, "0 or more", 2)
         _check("data.window", self.window, self.window >= 1, "at least 1", 20_000)
         _check("data.max_bad", self.max_bad, 0 <= self.max_bad < 1, "in [0, 1)", 0.01)
@@ -217,8 +234,9 @@ class TrainConfig:
     """Determines initial weights, sample order and augmentation."""
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"] = "float32"
     """Precision of the towers. float16 uses gradient scaling; the loss is always float32 or better."""
-    resume: Literal["auto", "never"] = "auto"
-    """`auto`: resume from the newest checkpoint in the folder; `never`: refuse a folder that has one."""
+    resume: Literal["auto", "previous", "never"] = "auto"
+    """`auto`: resume from the newest checkpoint in the folder, and stop if it is damaged; `previous`: the
+    same, but set damaged ones aside and use the newest undamaged one; `never`: refuse a folder with one."""
     timeout: float = 1800
     """Seconds to wait for other ranks, at start-up and in any collective."""
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -53,7 +53,7 @@ class Resolved:
     epochs: float
     seed: int
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"]
-    resume: Literal["auto", "never"]
+    resume: Literal["auto", "previous", "never"]
     timeout: float
     model: ModelConfig
     data: DataConfig
@@ -151,21 +151,27 @@ def differences(saved: Resolved, config: Resolved) -> list[Difference]:
     return [Difference(key, there.get(key), here.get(key)) for key in differ]
 
 
-def _relevant(config: Resolved) -> dict[str, Any]:
-    """Options that affect a run's numbers, by dotted name; the chosen rows as loss.… and optim.…"""
-    flat = _flat(config.written)
-    free = [key for key in flat if any(key == name or key.startswith(name + ".") for name in _FREE)]
+def named_options(config: Resolved) -> dict[str, Any]:
+    """Every option that is set, by its full name; the chosen rows are loss.… and optim.…"""
     rows = {
         f"algorithms.{config.algorithm}.": "loss.",
         f"optimizers.{config.optim.name}.": "optim.",
     }
+    flat = _flat(config.written)
     chosen = {
         section + key.removeprefix(row): value
         for row, section in rows.items()
         for key, value in flat.items()
         if key.startswith(row)
     }
-    return {key: value for key, value in flat.items() if key not in free} | chosen
+    return {key: value for key, value in flat.items() if not key.startswith(tuple(rows))} | chosen
+
+
+def _relevant(config: Resolved) -> dict[str, Any]:
+    """Options that affect a run's numbers."""
+    options = named_options(config)
+    free = {key for key in options if any(key == name or key.startswith(name + ".") for name in _FREE)}
+    return {key: value for key, value in options.items() if key not in free}
 
 
 def _own_row(optimizer: str) -> OptimOptions:

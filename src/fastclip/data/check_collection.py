@@ -43,6 +43,8 @@ class Report:
     """Pairs whose image and caption both equal an earlier pair's."""
     same_caption: int
     """Pairs whose caption equals an earlier pair's: in one batch they would be false negatives."""
+    extra_captions: dict[str, int]
+    """All pairs with several captions, and the captions beyond the first of each."""
     caption_words: dict[str, float]
     truncated_captions: int | None
     """Captions that the tokenizer truncates; None if it has no `encode` to count tokens with."""
@@ -95,6 +97,7 @@ def check(
         same_image=repeated["image"],
         same_pair=repeated["pair"],
         same_caption=repeated["caption"],
+        extra_captions=manifest.extra_captions._asdict(),
         caption_words=_quantiles(counts["words"]),
         truncated_captions=counts["truncated"][True] if hasattr(tokenizer, "encode") else None,
         context_length=tokenizer.context_length,

@@ -17,6 +17,8 @@ def index(
     path: list[str] | str,
     image_column: str | None = None,
     caption_column: str | None = None,
+    encoding: str = "utf-8",
+    verify: bool = False,
     json: bool = False,
 ) -> None:
     """Index a collection in one pass over its headers. Training does this automatically if needed.
@@ -25,49 +27,65 @@ def index(
         path: tar shards (braces and globs too), a CSV, TSV or Parquet table, a folder, or a [list, of, them].
         image_column: name of a table's image column, if it is not a common one.
         caption_column: name of a table's caption column, if it is not a common one.
+        encoding: of tables and captions, e.g. cp1252 or latin-1.
+        verify: read every caption and image, and compare them with what was indexed.
         json: print JSON instead of text.
     """
-    manifest = _open(path, image_column, caption_column)
+    manifest = _open(path, image_column, caption_column, encoding)
     pairs, files, skipped = len(manifest), len(manifest.files), manifest.problem_counts
-    fingerprint = manifest.fingerprint
+    fingerprint, extra = manifest.fingerprint, manifest.extra_captions
+    verified = _verify(manifest) if verify else {}
     if json:
         summary = {"pairs": pairs, "files": files, "left_out": skipped, "fingerprint": fingerprint}
-        print(dumps(summary, indent=2))
+        print(dumps(summary | {"extra_captions": extra._asdict()} | verified, indent=2))
         return
-    print(f"{pairs:,} pairs in {files:,} files, fingerprint {fingerprint}")
+    covers = "all captions and a sample of images" if manifest.images_sampled else "all captions and images"
+    print(f"{pairs:,} pairs in {files:,} files, fingerprint {fingerprint} ({covers})")
+    if verified:
+        print(f"verified: every caption and image {verified['verified']}")
     for reason, count in skipped.items():
         print(f"skipped: {count:,} × {reason}")
+    if extra.pairs:
+        print(f"{extra}.")
 
 
 def check(
     path: list[str] | str,
-    tokenizer: str = "ViT-B-32",
+    config: str | None = None,
+    tokenizer: str | None = None,
     sheet: Path = Path("pairs.png"),
     limit: int | None = None,
     jobs: int | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
+    encoding: str = "utf-8",
     json: bool = False,
 ) -> None:
     """Check a collection: read and decode its pairs, count problems, and draw a contact sheet.
 
     Args:
         path: as for `fastclip data index`.
-        tokenizer: open_clip model whose tokenizer encodes the captions.
+        config: a recipe's name, or a YAML file: its model's tokenizer and context length count the captions
+            that training will truncate.
+        tokenizer: a model whose tokenizer to use instead. Default: the config's, or else ViT-B-32.
         sheet: PNG file for the contact sheet.
         limit: check only this many pairs, evenly spread. Default: all.
         jobs: processes. Default: one per core.
         image_column: name of a table's image column, if it is not a common one.
         caption_column: name of a table's caption column, if it is not a common one.
+        encoding: of tables and captions, e.g. cp1252 or latin-1.
         json: print JSON instead of a table.
     """
     import open_clip
 
+    from fastclip.config.parse import parse
     from fastclip.data import check_collection
+    from fastclip.model import find_model
 
-    manifest = _open(path, image_column, caption_column)
+    model = find_model(parse(["--config", config]).model.name) if config else "ViT-B-32"
+    encode = open_clip.get_tokenizer(tokenizer or model)
+    manifest = _open(path, image_column, caption_column, encoding)
     with progress("checking", "pairs") as update:
-        encode = open_clip.get_tokenizer(tokenizer)
         report = check_collection.check(manifest, encode, limit=limit, jobs=jobs, progress=update)
     check_collection.contact_sheet(manifest, sheet)
     if json:
@@ -76,11 +94,34 @@ def check(
         _print_report(report, sheet)
 
 
-def _open(path: list[str] | str, image_column: str | None, caption_column: str | None) -> Manifest:
+def _open(
+    path: list[str] | str, image_column: str | None, caption_column: str | None, encoding: str
+) -> Manifest:
+    from fastclip.config.options import check_encoding
     from fastclip.data.manifest import open_manifest
+    from fastclip.data.pairs import Columns
 
+    check_encoding("encoding", encoding)
+    columns = Columns(image_column, caption_column, encoding)
     with progress("indexing", "bytes") as update:
-        return open_manifest(path, image_column=image_column, caption_column=caption_column, progress=update)
+        return open_manifest(path, columns, progress=update)
+
+
+def _verify(manifest: Manifest) -> dict[str, str]:
+    """Read everything; PathError if anything differs from what was indexed."""
+    from fastclip.data.fingerprint import verify
+    from fastclip.errors import PathError
+
+    with progress("verifying", "parts") as update:
+        found = verify(manifest, update)
+    if found.changed:
+        more = len(found.changed) - 1
+        raise PathError(
+            found.changed[0].file,
+            f"differs from what was indexed, in {found.changed[0].where}{f'; {more:,} more' * (more > 0)}. "
+            "Restore the files from a copy; if they are right as they are, touch them to index them again.",
+        )
+    return {"verified": "matches the index" if found.images_were_known else "is recorded, the sample matches"}
 
 
 def _print_report(report, sheet: Path) -> None:
@@ -94,6 +135,7 @@ def _print_report(report, sheet: Path) -> None:
 
     truncated = "unknown" if report.truncated_captions is None else f"{report.truncated_captions:,}"
     state = ", ".join(f"{name} {mib:g} MiB" for name, mib in report.state_mib.items() if mib)
+    several = report.extra_captions
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "pairs": f"{report.pairs:,}, {report.looked_at:,} of them checked",
@@ -102,6 +144,7 @@ def _print_report(report, sheet: Path) -> None:
         "worst files": counts(report.worst_files),
         "same image as an earlier pair": f"{report.same_image:,} ({report.same_pair:,} with its caption)",
         "same caption as an earlier pair": f"{report.same_caption:,}",
+        "images with several captions": f"{several['pairs']:,} ({several['captions']:,} beyond the first)",
         "caption length": spread(report.caption_words, "words"),
         "captions truncated": f"{truncated} (> {report.context_length} tokens)",
         "image width": spread(report.width, "px"),

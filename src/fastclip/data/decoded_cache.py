@@ -7,6 +7,7 @@ For small collections on CPUs, where decoding would take longer than training.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,14 +20,27 @@ from pathlib import Path
 import numpy as np
 import PIL
 
+from fastclip.checked_files import (
+    SMALL,
+    CheckedFile,
+    CheckedWriter,
+    DamagedFile,
+    checked,
+    open_or_build,
+    set_aside,
+    write_checked,
+)
 from fastclip.data.images import UnusableSample, upright_rgb
-from fastclip.data.manifest import IN_FILE, Manifest, Place
+from fastclip.data.manifest import Manifest
 from fastclip.data.readers import UNUSABLE
-from fastclip.files import atomic_folder, build_lock, cache_folder, parallel_map
+from fastclip.data.rows import IN_FILE, Place
+from fastclip.files import cache_folder, parallel_map
 
+log = logging.getLogger(__name__)
 PLACE = np.dtype([("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: could not be decoded
-VERSION = 1  # increased when the same file gives other pixels
+VERSION = 2  # increased when the same file gives other pixels, or is stored otherwise
 _CHUNK = 256
+_ROWS = 1 << 16  # of the manifest, looked up at a time
 Decoded = tuple[int, tuple[int, int], bytes, str]  # id, height and width, pixels, problem
 
 
@@ -50,11 +64,12 @@ def free_memory() -> float:
 class DecodedCache:
     """Decoded images by id."""
 
-    def __init__(self, folder: Path, n: int):
-        self.folder = folder
-        self.places = np.memmap(folder / "places.bin", dtype=PLACE, mode="r", shape=(n,))
-        self.pixels = np.memmap(folder / "pixels.bin", dtype=np.uint8, mode="r")
-        self.reasons: dict[str, str] = json.loads((folder / "bad.json").read_text())
+    def __init__(self, folder: Path, manifest: Manifest, max_pixels: int):
+        self.folder, self._manifest, self._max_pixels = folder, manifest, max_pixels
+        self._places = CheckedFile(folder / "places.bin", size=len(manifest) * PLACE.itemsize)
+        self._pixels = CheckedFile(folder / "pixels.bin")
+        self._reasons: dict[str, str] = json.loads(checked(folder / "bad.json").read_text())
+        self._damaged = False
 
     @classmethod
     def open(
@@ -75,33 +90,58 @@ class DecodedCache:
             memory: returns the bytes that may be used.
         """
         folder = cache_folder("decoded") / _key(manifest, max_pixels)
-        with build_lock(folder):
-            if not folder.exists():
-                _check_fits(manifest, max_pixels, min(memory(), shutil.disk_usage(folder.parent).free))
-                with atomic_folder(folder) as part:
-                    _build(part, manifest, max_pixels, jobs or os.cpu_count() or 1, progress, chunk)
-            return cls(folder, len(manifest))
+
+        def open() -> DecodedCache:
+            cache = cls(folder, manifest, max_pixels)
+            cache._places.check_whole(SMALL)
+            cache._pixels.check_whole(SMALL)
+            return cache
+
+        def build(part: Path) -> None:
+            _check_fits(manifest, max_pixels, min(memory(), shutil.disk_usage(folder.parent).free))
+            _build(part, manifest, max_pixels, jobs or os.cpu_count() or 1, progress, chunk)
+
+        return open_or_build(folder, open, is_current=lambda cache: True, build=build)
 
     def __reduce__(self):
-        """Pickle the path alone: the receiving process maps the file itself."""
-        return DecodedCache, (self.folder, len(self.places))
+        """Pickle the paths alone: the receiving process maps the files itself."""
+        return DecodedCache, (self.folder, self._manifest, self._max_pixels)
 
     def image(self, sample: int) -> np.ndarray:
-        """Height × width × 3."""
-        offset, height, width = self.places[sample].item()
+        """Height × width × 3; decoded again if its part of the cache is damaged."""
+        try:
+            return self._cached(sample)
+        except DamagedFile as error:
+            self._set_aside(error)
+        image = upright_rgb(self._manifest.image_at(self._manifest.place(sample)), self._max_pixels)
+        return np.asarray(image)
+
+    def _cached(self, sample: int) -> np.ndarray:
+        place = self._places.read(sample * PLACE.itemsize, PLACE.itemsize)
+        offset, height, width = place.view(PLACE)[0].item()
         if not height:
-            raise UnusableSample(self.reasons[str(sample)])
-        return self.pixels[offset : offset + height * width * 3].reshape(height, width, 3)
+            raise UnusableSample(self._reasons[str(sample)])
+        return self._pixels.read(offset, height * width * 3).reshape(height, width, 3)
+
+    def _set_aside(self, error: DamagedFile) -> None:
+        if not self._damaged:
+            self._damaged = True
+            log.warning(
+                "%s These images are decoded in every epoch; the next run builds the cache again.", error
+            )
+            set_aside(self.folder, self._places)
 
 
 def _key(manifest: Manifest, max_pixels: int) -> str:
     """A digest of everything the pixels depend on: all files with their times, max_pixels and Pillow."""
     inputs = [VERSION, manifest.fingerprint, manifest.stamps, max_pixels, PIL.__version__]
     digest = blake2b(json.dumps(inputs).encode(), digest_size=16)
-    for row in manifest.rows[manifest.rows["kind"] == IN_FILE]:
-        path = manifest.path_of(Place(*row.item()))
-        if os.path.exists(path):
-            digest.update(str(os.stat(path).st_mtime_ns).encode())
+    for start in range(0, len(manifest), _ROWS):
+        rows = manifest.find(np.arange(start, min(start + _ROWS, len(manifest))))
+        for row in rows[rows["kind"] == IN_FILE]:
+            path = manifest.path_of(Place(*row.item()))
+            if os.path.exists(path):
+                digest.update(str(os.stat(path).st_mtime_ns).encode())
     return digest.hexdigest()
 
 
@@ -129,7 +169,7 @@ def _build(
     places = np.zeros(n, dtype=PLACE)
     chunks = (range(i, min(i + chunk, n)) for i in range(0, n, chunk))
     decoded = parallel_map(partial(_decode_chunk, manifest, max_pixels), chunks, jobs)
-    with (part / "pixels.bin").open("wb") as file:
+    with CheckedWriter(part / "pixels.bin") as file:
         for sample, shape, pixels, reason in chain.from_iterable(decoded):
             places[sample] = (offset, *shape)
             offset += file.write(pixels)
@@ -137,9 +177,9 @@ def _build(
                 reasons[sample] = reason
             if progress and (sample + 1) % chunk == 0:
                 progress(sample + 1, n)
-        file.write(b"\0")  # an empty file cannot be mapped
-    places.tofile(part / "places.bin")
-    (part / "bad.json").write_text(json.dumps(reasons))
+    with CheckedWriter(part / "places.bin") as file:
+        file.write(places.tobytes())
+    write_checked(part / "bad.json", json.dumps(reasons))
 
 
 def _decode_chunk(manifest: Manifest, max_pixels: int, samples: Iterable[int]) -> list[Decoded]:

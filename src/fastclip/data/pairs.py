@@ -9,6 +9,7 @@ from fastclip.errors import PathError
 
 Kind = Literal["tar", "table", "folder"]
 NO_FILE, EMPTY_FILE = "image file not found", "image of 0 bytes"
+UTF_8 = "utf-8"
 
 
 class SourceError(PathError):
@@ -31,6 +32,17 @@ class File(NamedTuple):
     """The version of a remote file, which names its copy in the cache."""
 
 
+class Columns(NamedTuple):
+    """How text is read: a table's columns (None for a common name), and the encoding of all text."""
+
+    image: str | None = None
+    caption: str | None = None
+    encoding: str = UTF_8
+
+
+COMMON_COLUMNS = Columns()
+
+
 class Pair(NamedTuple):
     """Where a pair is."""
 
@@ -38,6 +50,8 @@ class Pair(NamedTuple):
     """Offset and size within a tar, the name of an image file, or a row of a Parquet file."""
     caption: tuple[int, int] | str
     """Offset and size within the tar, or the caption itself."""
+    extra_captions: int = 0
+    """How many captions the image has beyond the first; 0 for a caption in a tar, which is not read here."""
 
 
 class Problem(NamedTuple):
@@ -48,3 +62,27 @@ class Problem(NamedTuple):
     reason: str
     pairs: int = 1
     """How many; an estimate where a shard is damaged."""
+
+
+class ExtraCaptions(NamedTuple):
+    """Images with several captions, of which training uses one text each."""
+
+    pairs: int = 0
+    captions: int = 0
+    """Captions beyond the first of each."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pairs:,} images have several captions ({self.captions:,} beyond the first). Training "
+            "uses one text per image: the first of a list; lines of a .txt, or a list in a CSV cell, as is"
+        )
+
+
+def caption_lines(text: str) -> list[str]:
+    """Split the captions of an image that may have several, one per line."""
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def not_decodable(encoding: str) -> str:
+    """The reason why a pair with such a caption cannot be used."""
+    return f"caption is not {encoding.upper()}"

@@ -14,9 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from fastclip.data.pairs import EMPTY_FILE, File, Pair, Problem, SourceError
+from fastclip.data.pairs import (
+    COMMON_COLUMNS,
+    EMPTY_FILE,
+    Columns,
+    File,
+    Pair,
+    Problem,
+    SourceError,
+    caption_lines,
+    not_decodable,
+)
 from fastclip.data.remote import is_remote, local_copy, remote_glob
 from fastclip.data.tables import file_pair, read_csv, read_jsonl, read_parquet
+from fastclip.data.text_files import with_mark
 from fastclip.text import did_you_mean
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
@@ -106,7 +117,7 @@ def _is_img2dataset_files(path: str, names: list[str]) -> bool:
     return any(os.path.isdir(os.path.join(path, stem)) and f"{stem}.parquet" in names for stem in stems)
 
 
-def read_pairs(file: File, columns: tuple[str | None, str | None] = (None, None)) -> Iterator[Pair | Problem]:
+def read_pairs(file: File, columns: Columns = COMMON_COLUMNS) -> Iterator[Pair | Problem]:
     """Yield the pairs of a file in order, and the problems of the others; images are not opened."""
     if file.kind == "tar":
         return _read_tar(file)
@@ -198,7 +209,7 @@ def _unusable(image: tuple[int, int], caption: tuple[int, int] | None, file_size
     return ""
 
 
-def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+def _read_folder(path: str, columns: Columns) -> Iterator[Pair | Problem]:
     for name in FOLDER_TABLES:
         table = os.path.join(path, name)
         if os.path.exists(table):
@@ -210,7 +221,15 @@ def _read_folder(path: str, columns: tuple[str | None, str | None]) -> Iterator[
         raise SourceError(path, f"has no tar shards, tables or images ({', '.join(IMAGE_EXTENSIONS)}).")
     for name in images:
         sidecar = Path(path, name).with_suffix(".txt")
-        yield file_pair(path, name, sidecar.read_text("utf-8-sig", "replace") if sidecar.exists() else None)
+        try:
+            caption = sidecar.read_text(with_mark(columns.encoding)) if sidecar.exists() else None
+        except UnicodeError:
+            yield Problem(path, name, not_decodable(columns.encoding))
+            continue
+        pair = file_pair(path, name, caption)
+        if isinstance(pair, Pair) and caption is not None:
+            pair = pair._replace(extra_captions=pair.extra_captions + len(caption_lines(caption)) - 1)
+        yield pair
 
 
 def list_folder(path: str) -> list[str]:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from fastclip.data.pairs import EMPTY_FILE, NO_FILE, File, Pair, Problem, SourceError
+from fastclip.data.pairs import (
+    EMPTY_FILE,
+    NO_FILE,
+    UTF_8,
+    Columns,
+    File,
+    Pair,
+    Problem,
+    SourceError,
+    not_decodable,
+)
 from fastclip.data.remote import is_remote, local_copy
+from fastclip.data.text_files import open_text
 
 # The names that open_clip, img2dataset, Hugging Face and common datasets use, tried in this order
 IMAGE_COLUMNS = (
@@ -22,11 +35,10 @@ _MAX_FIELD = 1 << 24  # characters of a CSV field
 _MAX_LINES = 100  # of a caption
 
 
-def read_csv(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+def read_csv(file: File, columns: Columns) -> Iterator[Pair | Problem]:
     """Yield pairs of a table of file names, delimited by commas or tabs: whichever the header has more of."""
     csv.field_size_limit(_MAX_FIELD)
-    path = local_copy(file.path, file.version)
-    with open(path, newline="", encoding="utf-8-sig", errors="replace") as stream:
+    with open_text(file, columns.encoding, newline="") as stream:
         header = stream.readline()
         delimiter = "\t" if header.count("\t") >= header.count(",") and "\t" in header else ","
         stream.seek(0)
@@ -43,11 +55,14 @@ def read_csv(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pai
             raise SourceError(file.path, f", line {rows.line_num}: {error}") from error
 
 
-def find_columns(path: str, names: list[str], given: tuple[str | None, str | None]) -> tuple[str, str]:
+def find_columns(path: str, names: list[str], given: Columns) -> tuple[str, str]:
     """Return the columns of the image and the caption: as given, or the first common name."""
     chosen = []
     lower = {name.lower(): name for name in reversed(names)}
-    for kind, wanted, common in (("image", given[0], IMAGE_COLUMNS), ("caption", given[1], CAPTION_COLUMNS)):
+    for kind, wanted, common in (
+        ("image", given.image, IMAGE_COLUMNS),
+        ("caption", given.caption, CAPTION_COLUMNS),
+    ):
         known = next((lower[c] for c in common if c in lower), None) if not wanted else None
         column = wanted if wanted in names else known
         if column is None:
@@ -75,8 +90,9 @@ def file_pair(table: str, name: object, caption: object) -> Pair | Problem:
 
 def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Problem:
     """A pair whose caption is in a table; of a list of captions, the first that is not empty."""
+    captions = _listed(caption)
     if isinstance(caption, (list, tuple)):
-        caption = next((c for c in caption if isinstance(c, str) and c.strip()), None)
+        caption = captions[0] if captions else None
     if caption is None:
         return Problem(file, key, "no caption")
     if not isinstance(caption, str):
@@ -85,7 +101,23 @@ def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Prob
         return Problem(file, key, "empty caption")
     if caption.count("\n") > _MAX_LINES:
         return Problem(file, key, f"caption of more than {_MAX_LINES} lines: is a quote not closed?")
-    return Pair(image, caption)
+    try:
+        caption.encode(UTF_8)
+    except UnicodeEncodeError:  # half of a surrogate pair, as JSON can hold
+        return Problem(file, key, not_decodable(UTF_8))
+    return Pair(image, caption, max(0, len(captions) - 1))
+
+
+def _listed(caption: object) -> list[str]:
+    """The captions of a list that are not empty; also of a list written as text, in JSON or Python."""
+    if isinstance(caption, str) and (text := caption.strip()).startswith("[") and text.endswith("]"):
+        for parse in (json.loads, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                caption = parse(text)
+                break
+    if not isinstance(caption, (list, tuple)):
+        return []
+    return [one for one in caption if isinstance(one, str) and one.strip()]
 
 
 def folder_of(path: str) -> str:
@@ -93,7 +125,7 @@ def folder_of(path: str) -> str:
     return path if os.path.isdir(path) else os.path.dirname(path)
 
 
-def read_parquet(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+def read_parquet(file: File, columns: Columns) -> Iterator[Pair | Problem]:
     """Yield pairs of a table of image bytes (binary, or Hugging Face's struct), or of file names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -132,10 +164,10 @@ def _empty_rows(table: Any, group: int, column: str) -> set[int]:
     return {i for i, null in enumerate(nulls.to_pylist()) if null}
 
 
-def read_jsonl(file: File, columns: tuple[str | None, str | None]) -> Iterator[Pair | Problem]:
+def read_jsonl(file: File, columns: Columns) -> Iterator[Pair | Problem]:
     """Yield pairs of Hugging Face's metadata.jsonl: one object per line, with file_name and a caption."""
     path, chosen = file.path, None
-    with open(path, encoding="utf-8-sig", errors="replace") as stream:
+    with open_text(file, columns.encoding) as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 row = json.loads(line)

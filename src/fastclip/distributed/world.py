@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from fastclip.distributed.agreement import first_difference
 from fastclip.distributed.interrupts import StoppedCleanly
 from fastclip.errors import InputError, OptionError
 
@@ -236,9 +238,11 @@ def _join(place: Place, timeout: timedelta) -> World:
     device = _device(place.local_rank)
     on_gpu = device.type == "cuda"
     try:
+        store = _meet(_find_store(place, timeout), place, timeout)
+        _require_same_device(store, place, device)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=_meet(_find_store(place, timeout), place, timeout),
+            store=store,
             rank=place.rank,
             world_size=place.size,
             timeout=timeout,
@@ -294,6 +298,20 @@ def _meet(store: dist.Store, place: Place, timeout: timedelta) -> dist.Store:
                 raise
         else:
             return dist.PrefixStore(start, store)
+
+
+def _require_same_device(store: dist.Store, place: Place, device: torch.device) -> None:
+    """Raise RanksDiffer on every rank if one has another type of device: NCCL and gloo would both wait."""
+    store.set(f"device/{place.rank}", device.type)
+    if place.rank == 0:
+        types = [store.get(f"device/{rank}").decode() for rank in range(place.size)]
+        store.set("devices", json.dumps(types))
+    types = json.loads(store.get("devices"))
+    if differ := first_difference([{"device type": name} for name in types]):
+        store.set(f"device/{place.rank}/read", "")
+        if place.rank == 0:  # it may host the store, which the others need until they have read
+            store.wait([f"device/{rank}/read" for rank in range(1, place.size)])
+        raise differ
 
 
 def _device(local_rank: int) -> torch.device:

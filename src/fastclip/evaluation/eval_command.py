@@ -136,6 +136,7 @@ def _score_all(
     """Results in the order of the tasks, on rank 0."""
     import torch
 
+    from fastclip.distributed.agreement import require_same
     from fastclip.distributed.world import join_world, silence_other_ranks
     from fastclip.evaluation.feature_cache import model_key
     from fastclip.evaluation.features import Encoder
@@ -145,8 +146,12 @@ def _score_all(
 
     with join_world() as world:
         silence_other_ranks(world)
+        options = {"precision": precision, "batch_size": batch_size, "out": str(out), "tasks": [*folders]}
+        require_same(world, options)  # before any other collective: ranks that differ could hang
         autocast = None if precision == "float32" else getattr(torch, precision)
         towers = load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=world.device)
+        key = model_key(towers, autocast)
+        require_same(world, {"model": f"{model} with weights {key}"})  # a run may save while it is loaded
         encoder = Encoder(towers, world, batch_size=batch_size, workers=workers, autocast=autocast)
         file = out / "results.jsonl"
         if world.is_main:
@@ -159,7 +164,7 @@ def _score_all(
                 return bars.enter_context(progress(name, "images"))
 
             show = bar if world.is_main else None
-            for result in evaluate(folders, encoder, model_key(towers, autocast), done=done, progress=show):
+            for result in evaluate(folders, encoder, key, done=done, progress=show):
                 bars.close()
                 results.append(result)
                 if world.is_main and done.get(result.key) != result:

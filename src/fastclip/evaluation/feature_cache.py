@@ -12,9 +12,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from xxhash import xxh3_128
 
 from fastclip.data.loader import BadSample
 from fastclip.evaluation.features import Encoder, ImageFeatures, Images, Progress
+from fastclip.files import sync
 from fastclip.model import TwoTowers
 
 log = logging.getLogger(__name__)
@@ -49,31 +52,44 @@ def cached_features(
 
 
 def _read(file: Path, key: str, device: torch.device) -> ImageFeatures | None:
-    if not file.exists():
-        return None
     try:
-        tensors = load_file(file, device=str(device))
+        tensors = load_file(file)
+        image_bd, kept_b = tensors["image_bd"], tensors["kept_b"]
         about = json.loads(bytes(tensors["about"].tolist()))
-        if about["key"] != key:
-            return None
         bad = [BadSample(*sample) for sample in about["bad"]]
-        return ImageFeatures(tensors["image_bd"], tensors["kept_b"], bad)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s cannot be read (%s); encoding the images again.", file, error)
+        if about["digest"] != _digest(about["key"], image_bd, kept_b, bad):
+            raise ValueError("its digest differs")
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s is damaged or cannot be read (%r); encoding the images again.", file, error)
+        return None
+    return ImageFeatures(image_bd.to(device), kept_b.to(device), bad) if about["key"] == key else None
+
+
+def _digest(key: str, image_bd: Tensor, kept_b: Tensor, bad: list[BadSample]) -> str:
+    """A digest of everything that is read from the file: no damage in it is used."""
+    digest = xxh3_128(json.dumps([key, bad]).encode())
+    for tensor in (image_bd, kept_b):
+        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _write(file: Path, key: str, features: ImageFeatures) -> None:
-    about = json.dumps({"key": key, "bad": features.bad}).encode()
+    image_bd, kept_b = features.image_bd.cpu().contiguous(), features.kept_b.cpu().contiguous()
+    digest = _digest(key, image_bd, kept_b, features.bad)
+    about = json.dumps({"key": key, "bad": features.bad, "digest": digest}).encode()
     tensors = {
-        "image_bd": features.image_bd.cpu().contiguous(),
-        "kept_b": features.kept_b.cpu().contiguous(),
+        "image_bd": image_bd,
+        "kept_b": kept_b,
         "about": torch.tensor(list(about), dtype=torch.uint8),
     }
     part = file.with_suffix(f".{os.getpid()}.part")  # another process may be writing the same file
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part)
+        sync(part)
         part.rename(file)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):

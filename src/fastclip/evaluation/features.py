@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fastclip.data.images import upright_rgb
 from fastclip.data.loader import BadSample, Tokenizer, leave_group
-from fastclip.data.manifest import Manifest, caption_lines
+from fastclip.data.manifest import Manifest
+from fastclip.data.pairs import caption_lines
 from fastclip.data.readers import UNUSABLE
 from fastclip.distributed.world import World
 from fastclip.errors import InputError, OptionError, PathError

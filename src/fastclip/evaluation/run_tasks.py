@@ -13,7 +13,7 @@ from fastclip.evaluation.features import Encoder, Progress
 from fastclip.evaluation.suites import measure_of
 from fastclip.evaluation.task_layout import Task, open_pairs_task, open_task
 from fastclip.evaluation.zero_shot import score
-from fastclip.files import cache_folder
+from fastclip.files import cache_path
 from fastclip.run.results import Result
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _open_together(name: str, folder: Path | str, encoder: Encoder) -> Task:
 
 def _score(task: Task, encoder: Encoder, model_key: str, key: str, progress: Progress | None) -> Result:
     features_key = digest([model_key, task.images_fingerprint])
-    file = cache_folder("features") / f"{features_key}.safetensors"
+    file = cache_path("features") / f"{features_key}.safetensors"
     images = cached_features(task, encoder, file, features_key, progress)
     measure, scores = measure_of(task.name, task.kind), score(task, encoder, images)
     result = Result(task.name, key, task.kind, measure, scores, len(task), len(images.bad), model=model_key)

@@ -29,7 +29,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fastclip.data.images import UnusableSample
-from fastclip.data.manifest import Manifest, caption_lines, digest, open_manifest
+from fastclip.data.manifest import Manifest, digest, open_manifest
+from fastclip.data.pairs import caption_lines
 from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, TABLES
 from fastclip.evaluation import task_shards
 from fastclip.evaluation.task_shards import CLASSNAMES, TEMPLATES, ImagePlace, TaskError, read_text
@@ -104,15 +105,15 @@ def open_pairs_task(paths: str) -> Task:
     for sample in range(len(manifest)):
         try:
             caption = manifest.caption_at(manifest.place(sample))
-        except UnusableSample:  # a blank caption
+        except UnusableSample:  # a blank caption, or not UTF-8
             continue
         images.append(PairPlace(manifest, sample))
         captions.append(caption_lines(caption))
     if not images:
-        raise TaskError(paths, "has only blank captions; retrieval needs one for each image.")
+        raise TaskError(paths, "has no usable captions; retrieval needs one for each image.")
     if len(images) < len(manifest):
         skipped = len(manifest) - len(images)
-        log.warning("%s: skipped %d of %d images with blank captions.", paths, skipped, len(manifest))
+        log.warning("%s: skipped %d of %d images without a usable caption.", paths, skipped, len(manifest))
     task = Task(Path(paths.rstrip("/")).name, "retrieval", images, captions=captions)
     _take_fingerprints(task, [manifest.fingerprint, manifest.stamps])
     return task

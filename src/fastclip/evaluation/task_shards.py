@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from fastclip.data.manifest import caption_lines
+from fastclip.data.pairs import caption_lines
 from fastclip.data.sources import IMAGE_EXTENSIONS, Member, tar_members
 from fastclip.errors import PathError
 

@@ -29,10 +29,10 @@ class InputChecks:
         self.algorithm, self.exchange = algorithm, exchange
         self.needs_ids, self.num_ids = num_ids is not None, num_ids or 0
         self.local_batch: dict[bool, int] = {}  # by training or not
-        self.first_step_done = False
+        self.first_step_done = self.first_evaluation_done = False
 
     def inputs(self, image: Tensor, text: Tensor, index: Tensor | None, device: torch.device, training: bool):
-        """Check all arguments of forward; `device` is the loss's."""
+        """Check all arguments of forward; `device` is the loss's. In evaluation there is no index."""
         if image.ndim != 2 or image.shape != text.shape:
             raise InputError(
                 "image_features",
@@ -55,12 +55,14 @@ class InputChecks:
             raise InputError(
                 "image_features", "has one pair, which has no negatives: use a global batch of at least 2."
             )
-        if self.needs_ids:
+        if self.needs_ids and training:
             index = self.index(index)
             if index.shape[0] != image.shape[0]:
                 raise InputError("index", f"has {index.shape[0]} ids for {image.shape[0]} pairs.")
-        if not self.first_step_done:
-            self._first_step(image, text, index)
+        if training and not self.first_step_done:
+            self.first_step_done = self._first_step(image, text, index)
+        elif not training and not self.first_evaluation_done:
+            self.first_evaluation_done = self._first_step(image, text, None)
 
     def index(self, index: Tensor | None) -> Tensor:
         """Ids must be a 1-d integer tensor; on the host, their range is checked each time."""
@@ -68,7 +70,7 @@ class InputChecks:
             raise InputError(
                 "index",
                 f"is of type {type(index).__name__}; {self.algorithm} requires a 1-d tensor with each pair's "
-                "number in the data set.",
+                "number in the data set. For held-out pairs call evaluate.",
             )
         integer = not (index.dtype.is_floating_point or index.dtype.is_complex or index.dtype == torch.bool)
         if index.ndim != 1 or not integer:
@@ -108,7 +110,8 @@ class InputChecks:
                 "use drop_last=True in the data loader.",
             )
 
-    def _first_step(self, image: Tensor, text: Tensor, index: Tensor | None) -> None:
+    def _first_step(self, image: Tensor, text: Tensor, index: Tensor | None) -> bool:
+        """Check what would make the host wait for the device; return whether that is done with."""
         norms = torch.stack([image.detach(), text.detach()]).float().norm(dim=-1).flatten()
         off = (norms - 1).abs().nan_to_num(0.0, posinf=0.0)  # a non-finite step is not a usage error
         bad_ids = index is not None and self.needs_ids and self._outside(index)
@@ -126,7 +129,7 @@ class InputChecks:
             )
         if any(bad_id) and index is not None:
             raise IdError("index", self._range_problem(index) + f" The invalid ids are on {_ranks(bad_id)}.")
-        self.first_step_done = all(finite)
+        return all(finite)
 
     def _outside(self, index: Tensor) -> bool:
         low, high = (int(x) for x in index.aminmax())

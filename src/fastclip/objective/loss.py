@@ -7,6 +7,7 @@ functions reach e^200, their logarithms 200.
 
 from __future__ import annotations
 
+import logging
 from math import log
 from typing import Any, NamedTuple
 
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fastclip.errors import InputError, OptionError
-from fastclip.objective import kernel, temperature
+from fastclip.objective import kernel, saved_state, temperature
 from fastclip.objective.algorithms import OPTION_NAMES, LossOptions, Settings, check_tile_mib, resolve
 from fastclip.objective.exchange import Exchange, Pending
 from fastclip.objective.input_checks import InputChecks
 from fastclip.objective.sample_state import Columns, Fetch, SampleState, Written, keep_precise
 from fastclip.text import did_you_mean
+
+logger = logging.getLogger(__name__)
 
 
 class UndoError(RuntimeError):
@@ -51,7 +54,12 @@ class GlobalContrastiveLoss(nn.Module):
 
     With several ranks, build it after `init_process_group`, pass each rank its own part of the batch, and
     average the model's gradients (DDP does). Give `loss.parameter_groups()` to the optimizer, and call
-    `loss.set_epoch(e)` at the start of each epoch. After `loss.eval()` the estimators do not change.
+    `loss.set_epoch(e)` at the start of each epoch. For validation call `loss.evaluate(image_features,
+    text_features)`, which uses no estimators; nor does the loss itself after `loss.eval()`, and it then
+    ignores `index`.
+
+    To save it, call `loss.state_dict()` on every rank; rank 0 gets the whole state, which any number of ranks
+    can load. `sharded_state_dict()` is the form for torch.distributed.checkpoint.
 
     Args:
         algorithm: a name from `fastclip.ALGORITHMS`, except the peers `openclip` and `siglip`; or Settings.
@@ -76,6 +84,9 @@ class GlobalContrastiveLoss(nn.Module):
     `log_u_q05`, `log_u_q50`, `log_u_q95`, quantiles in the batch; `unvisited`, the share of the data set not
     seen yet; `max_weight`, the batch's largest g/(ε + u), at most 1/γ.
     """
+
+    state_dict_timeout = 50.0
+    """Seconds that `state_dict()` waits for the other ranks to call it."""
 
     def __init__(
         self,
@@ -119,6 +130,7 @@ class GlobalContrastiveLoss(nn.Module):
             self.log_scale = nn.Parameter(log_scale, requires_grad=self.algorithm.temperature == "learnable")
         self.set_epoch(0)
         self._begun = 0  # steps; only the last one may be undone
+        self._rho_checked = False
         self._checks = InputChecks(
             self.algorithm.name, num_samples if self.algorithm.fcco else None, self.exchange
         )
@@ -150,27 +162,47 @@ class GlobalContrastiveLoss(nn.Module):
 
         `loss(image_features, text_features, index)` is the same without the overlap.
         """
-        step = LossStep(self, index)
-        if self.sample_state is not None:
+        step = LossStep(self, index, self.training)
+        if self.sample_state is not None and step.training:
             checked = self._checks.index(index)
-            self._checks.batch(checked.shape[0], self.device, self.training)
+            self._checks.batch(checked.shape[0], self.device, step.training)
             step.fetch = self.sample_state.fetch(checked)
         return step
 
     def forward(
         self, image_features: Tensor, text_features: Tensor, index: Tensor | None = None
     ) -> LossOutput:
-        """The loss of a batch. `index` is optional for `mbcl`, which has no estimators."""
-        return LossStep(self, index).forward(image_features, text_features)
+        """The loss of a batch. `index` is optional for `mbcl`, which has no estimators, and in eval mode."""
+        return LossStep(self, index, self.training).forward(image_features, text_features)
+
+    def evaluate(self, image_features: Tensor, text_features: Tensor) -> LossOutput:
+        """The loss of held-out pairs: the objective with u = g, the batch's own estimate, as for γ = 1.
+
+        No estimator is read or written. Individual temperatures are replaced by their mean. All ranks must
+        call it. In eval mode, `loss(image_features, text_features)` is the same.
+        """
+        return LossStep(self, None, training=False).forward(image_features, text_features)
+
+    def sharded_state_dict(self) -> dict[str, Tensor]:
+        """τ and each rank's own estimators, not copied: DTensors on several ranks, plain tensors on one.
+
+        torch.distributed.checkpoint saves them, and loads them into those of another number of ranks; then
+        pass them to `load_state_dict`. No rank holds more than its part.
+        """
+        state = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        return state if self.sample_state is None else state | saved_state.sharded(self.sample_state)
 
     def mean_tau(self) -> float:
         """The temperature as one number, the mean of individual ones; all ranks must call it."""
         if self.log_scale is not None:
             return temperature.clamped_tau(self.log_scale, self.settings.tau_min)
+        return float(self._sum_of_tau()) / (2 * self.num_samples)
+
+    def _sum_of_tau(self) -> Tensor:
+        """Of all individual temperatures, in float64."""
         state = self.sample_state
         assert state is not None
-        total = self.exchange.sum(state.columns["tau"][: state.held].double().sum()).wait()
-        return float(total) / (2 * self.num_samples)
+        return self.exchange.sum(state.columns["tau"][: state.held].double().sum()).wait()
 
     def _step(self, features: kernel.Features, fetch: Fetch | None, needs: tuple[bool, bool]) -> _Result:
         """Algorithm 1, from the gathered features to the new estimators, with all gradients."""
@@ -178,7 +210,7 @@ class GlobalContrastiveLoss(nn.Module):
         b, B, dtype = len(features.image_bd), len(features.image_Bd), features.image_bd.dtype
         local = slice(features.offset, features.offset + b)
         log_u_B2, tau_B2 = (None, None) if fetch is None else fetch.wait()
-        tau_B2 = self._global_tau(dtype).expand(B, 2) if tau_B2 is None else tau_B2.to(dtype)
+        tau_B2 = self._one_tau(dtype).expand(B, 2) if tau_B2 is None else tau_B2.to(dtype)
         tau_b2 = tau_B2[local]
 
         # Pass A: inner functions, then the estimators u, eq. (u:ema)
@@ -201,7 +233,7 @@ class GlobalContrastiveLoss(nn.Module):
         )
         lambda_B2, log_u_B2 = shared_Bc[:, 0:2], shared_Bc[:, 2:4]
         written = None
-        if self.training and fetch is not None:
+        if fetch is not None:
             written = self._write_back(fetch, log_u_B2, shared_Bc[:, 4:], finite=shared_Bc.isfinite().all())
 
         # The outer mean, and the gradient of a global τ: from the same numbers on every rank
@@ -218,6 +250,8 @@ class GlobalContrastiveLoss(nn.Module):
         # Pass B: gradients of the local features, ready to be averaged over ranks: 1/b = K/B
         gradients = kernel.feature_gradients(features, sims, tau_B2, lambda_B2, settings.scale / b, needs)
         stats = self._stats(value, mean, tau_B2, log_u_B2, totals_K2[:, 1].max())
+        if fetch is not None:
+            stats["unvisited"] = 1 - self.sample_state.visited / self.num_samples  # type: ignore[union-attr]
         return _Result((value, *gradients, log_scale_grad), stats, written)
 
     def _gather_features(self, early: Pending | None, image: Tensor, text: Tensor) -> kernel.Features:
@@ -240,10 +274,11 @@ class GlobalContrastiveLoss(nn.Module):
     def _send(self, features: Tensor) -> Pending:
         return self.exchange.gather(features.detach().to(self.wire_dtype or features.dtype))
 
-    def _global_tau(self, dtype: torch.dtype) -> Tensor:
-        assert self.log_scale is not None
-        temperature.clamp_log_scale_(self.log_scale, self.settings.tau_min)
-        return (-self.log_scale.to(dtype)).exp()
+    def _one_tau(self, dtype: torch.dtype) -> Tensor:
+        """The temperature of all samples: the global one, or in evaluation the mean of individual ones."""
+        if self.log_scale is None:
+            return (self._sum_of_tau() / (2 * self.num_samples)).to(dtype)
+        return (-temperature.clamped_log_scale(self.log_scale, self.settings.tau_min).to(dtype)).exp()
 
     def _moved_log_u(self, log_u: Tensor, log_g: Tensor) -> Tensor:
         """eq. (u:ema) in log space; a sample's first visit takes the batch's estimate."""
@@ -274,7 +309,7 @@ class GlobalContrastiveLoss(nn.Module):
         max_weight: Tensor,
     ) -> dict[str, Tensor]:
         sorted_log_u = log_u_B2.flatten().sort().values
-        stats = {
+        return {
             "loss": value,
             "radius": (mean.q - mean.log_outer) / 2,
             "tau": tau_B2.mean(),
@@ -283,30 +318,40 @@ class GlobalContrastiveLoss(nn.Module):
             },
             "max_weight": max_weight,
         }
-        if self.sample_state is not None:
-            stats["unvisited"] = 1 - self.sample_state.visited / self.num_samples
-        return stats
+
+    def _warn_if_rho_is_out_of_reach(self, B: int) -> None:
+        """On the first step: with γ = 1 no batch has a radius above log(B−1), so τ would only fall."""
+        self._rho_checked = True
+        s, largest = self.settings, log(B - 1)
+        # the released code's gradient of τ settles at another radius, which has no such bound
+        if self.algorithm.rho is None or s.estimator == "released" or s.rho <= largest:
+            return
+        if self.exchange.rank == 0:
+            logger.warning(
+                "rho=%.4g is out of reach: while γ = 1, the radius of a batch of B=%s pairs is at most "
+                "log(B−1) = %.2f, so τ will fall to tau_min=%g. Use a smaller rho, e.g. %.1f (in fastclip "
+                "train: --loss.rho_share 0.6), or a larger batch.",
+                *(s.rho, f"{B:,}", largest, s.tau_min, 0.6 * largest),
+            )
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        """Every rank must call it; rank 0 gets the whole state, the others no rows."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.sample_state is not None:
-            destination.update({prefix + name: rows for name, rows in self.sample_state.state_dict().items()})
+            columns = saved_state.whole(self.sample_state, self.state_dict_timeout)
+            destination.update({prefix + name: column for name, column in columns.items()})
 
     def _load_from_state_dict(
         self, state_dict, prefix, metadata, strict, missing, unexpected, errors
     ) -> None:
-        """All ranks must call it: they count the visited samples together."""
+        """Every rank must call it, with a whole state or its own part of a sharded one."""
         if self.sample_state is not None:
             saved = {name: state_dict.pop(prefix + name, None) for name in self.sample_state.columns}
-            sizes = {column.shape[0] for column in saved.values() if column is not None}
-            if None in saved.values():
-                missing.extend(prefix + name for name, column in saved.items() if column is None)
-            elif sizes != {self.num_samples}:
-                errors.append(
-                    f"the saved state has {max(sizes):,} samples, but this loss has {self.num_samples:,}."
-                )
-            else:
-                self.sample_state.load_state_dict(saved)
+            missing.extend(prefix + name for name, column in saved.items() if column is None)
+            if any(column is not None for column in saved.values()):
+                problem = saved_state.load(self.sample_state, saved)
+                if problem is not None:
+                    errors.append(problem)
                 self._begun += 1  # earlier steps can no longer be undone
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
@@ -331,11 +376,15 @@ class GlobalContrastiveLoss(nn.Module):
 
 
 class LossStep:
-    """One step of a loss: `begin` → `images` → `forward` → perhaps `undo`; `GlobalContrastiveLoss.begin`."""
+    """One step of a loss: `begin` → `images` → `forward` → perhaps `undo`; `GlobalContrastiveLoss.begin`.
 
-    def __init__(self, loss: GlobalContrastiveLoss, index: Tensor | None):
-        loss._begun += loss.training  # in eval mode nothing is written
-        self.loss, self.number, self.index = loss, loss._begun, index
+    If it is not for training, it neither reads nor writes estimators, and ignores `index`.
+    """
+
+    def __init__(self, loss: GlobalContrastiveLoss, index: Tensor | None, training: bool):
+        loss._begun += training
+        self.loss, self.number, self.training = loss, loss._begun, training
+        self.index = index if training else None
         self.fetch: Fetch | None = None
         self._early_images: Pending | None = None
         self._written: Written | None = None
@@ -346,15 +395,20 @@ class LossStep:
         Does nothing without gradients, so that a single rank may use the model for inference.
         """
         if torch.is_grad_enabled():
-            self.loss._checks.batch(image_features.shape[0], self.loss.device, self.loss.training)
+            self.loss._checks.batch(image_features.shape[0], self.loss.device, self.training)
             if self.fetch is not None:
                 self.fetch.advance()
             self._early_images = self.loss._send(image_features)
 
     def forward(self, image_features: Tensor, text_features: Tensor) -> LossOutput:
-        """The loss of the batch; updates its estimators, unless something is not finite."""
+        """The loss of the batch; in training updates its estimators, unless something is not finite."""
         loss, grad = self.loss, torch.is_grad_enabled()
-        loss._checks.inputs(image_features, text_features, self.index, loss.device, loss.training)
+        loss._checks.inputs(image_features, text_features, self.index, loss.device, self.training)
+        if self.training:
+            if not loss._rho_checked:
+                loss._warn_if_rho_is_out_of_reach(len(image_features) * loss.exchange.world_size)
+            if loss.log_scale is not None:
+                temperature.clamp_log_scale_(loss.log_scale, loss.settings.tau_min)
         if self.fetch is None and loss.sample_state is not None and self.index is not None:
             self.fetch = loss.sample_state.fetch(self.index)
         needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)

@@ -1,7 +1,8 @@
 """The state of each sample between its visits: log u, and individual temperatures and their moments.
 
 The state is one array of n rows, split into equal blocks of consecutive ids, one block per rank. A step reads
-and writes only the rows of its batch: only creating and loading the state takes time proportional to n.
+and writes only the rows of its batch: only creating, saving and loading the state (`saved_state.py`) takes
+time proportional to n.
 
 Letters: B global batch, n samples. Columns: log_u n×2 (image side, text side), and with individual
 temperatures tau n×2, its Adam moments tau_m and tau_v n×2, and tau_visits n×1.
@@ -139,36 +140,6 @@ class SampleState:
         """Follow a module's `.to(…)` to another device, and to float64 or float32, never lower."""
         self.columns = {name: keep_precise(fn, column) for name, column in self.columns.items()}
         self.visited = self.visited.to(self.columns["log_u"].device)
-
-    def state_dict(self) -> Columns:
-        """The rows, without the spare one: plain tensors on one rank, DTensors on several.
-
-        torch.distributed.checkpoint saves these at one world size and loads them at any other.
-        """
-        return {name: self._as_sharded(column[: self.held]) for name, column in self.columns.items()}
-
-    def load_state_dict(self, saved: Columns) -> None:
-        """Load this rank's rows from DTensors of this world size or full tensors; all ranks must call it."""
-        for name, column in self.columns.items():
-            column[: self.held].copy_(self._own_rows(saved[name]))
-        count = (self.columns["log_u"][: self.held, 0] > -torch.inf).sum()
-        self.visited = self.exchange.sum(count).wait()
-
-    def _as_sharded(self, rows: Tensor) -> Tensor:
-        if self.exchange.world_size == 1:
-            return rows
-        from torch.distributed.tensor import DeviceMesh, DTensor, Shard
-
-        group = self.exchange.group or torch.distributed.group.WORLD
-        assert group is not None
-        mesh = DeviceMesh.from_group(group, rows.device.type)
-        shape = torch.Size((self.num_samples, rows.shape[1]))
-        return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1))
-
-    def _own_rows(self, saved: Tensor) -> Tensor:
-        if hasattr(saved, "to_local"):
-            return saved.to_local()
-        return saved[self.start : self.start + self.held]
 
 
 def first_of_equals(id_B: Tensor) -> Tensor:

@@ -29,6 +29,11 @@ def clamp_log_scale_(log_scale: Tensor, tau_min: float) -> None:
         log_scale.clamp_(-log(TAU_MAX), -log(tau_min))
 
 
+def clamped_log_scale(log_scale: Tensor, tau_min: float) -> Tensor:
+    """log(1/τ) with τ in [tau_min, 1], which the last step may have left."""
+    return log_scale.clamp(-log(TAU_MAX), -log(tau_min))
+
+
 def clamped_tau(log_scale: Tensor, tau_min: float) -> float:
     """τ as a number in [tau_min, 1], which the last step may have left."""
     return max(tau_min, min(TAU_MAX, exp(-float(log_scale.detach()))))

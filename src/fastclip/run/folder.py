@@ -1,6 +1,7 @@
 """The layout of a run's folder, and all code that reads or writes it. Nothing here needs torch.
 
     RUN/run.json                    the schema of the folder
+        running.json                the process that trains, while it does; see `lock`
         config.yaml                 the resolved config; training from it reproduces the run
         metrics.jsonl               training records and evaluations
         checkpoints/                see `checkpoint`
@@ -27,18 +28,19 @@ from fastclip import __version__
 from fastclip.config.options import whole_batches
 from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
+from fastclip.data.pairs import COMMON_COLUMNS, UTF_8, Columns
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
 from fastclip.errors import PathError
 from fastclip.files import atomic_write
 from fastclip.run.metrics_file import JsonLines
 from fastclip.run.results import Result, read_all
+from fastclip.run.state_file import STATE, STEP, DamagedCheckpoint, read_metadata
 
 SCHEMA = 2
 """Version of the folder's layout, in run.json. A folder without run.json has schema 1 and works as well."""
 ABOUT, CONFIG, METRICS, RESULTS = "run.json", "config.yaml", "metrics.jsonl", "evaluation/results.jsonl"
-CHECKPOINTS, STATE, MODEL = "checkpoints", "state.json", "model"
-_STEP = re.compile(r"step-\d{8,}")
+CHECKPOINTS, MODEL = "checkpoints", "model"
 _SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\w)\?[^\s'\",\]]+")  # credentials and tokens in URLs
 _PATIENCE = 60.0  # seconds: a run counts as stopped after twice the longest pause between records plus this
 Which = Literal["last", "best"]
@@ -155,6 +157,13 @@ def check_schema(folder: Path) -> None:
         )
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Delete unfinished files that a killed run left in its folder; checkpoints have their own."""
+    for name in (ABOUT, CONFIG, METRICS):
+        for part in folder.glob(f"{name}*.part"):
+            part.unlink(missing_ok=True)
+
+
 def write_config(config: Resolved, folder: Path) -> None:
     """Write config.yaml; training from it reproduces the run."""
     text = yaml.safe_dump(config.written, sort_keys=False, allow_unicode=True)
@@ -168,7 +177,7 @@ def read_run(folder: Path, *, settings: bool = True) -> Run:
         settings: parse config.yaml too; not needed for the many runs of a study, whose settings are known.
     """
     folder = folder.expanduser()
-    _check_is_run(folder)
+    check_is_run(folder)
     check_schema(folder)
     run = Run(folder)
     if settings:
@@ -197,7 +206,8 @@ def timing(record: dict, name: str) -> float | None:
     return number(spent.get(name)) if isinstance(spent, dict) else None
 
 
-def _check_is_run(folder: Path) -> None:
+def check_is_run(folder: Path) -> None:
+    """Raise PathError if it is not the folder of a run; say where there is one."""
     if not folder.is_dir():
         raise PathError(folder, "is not a folder. Pass the folder of a run, e.g. runs/emoji-fastclip-v3.")
     if _looks_like_run(folder):
@@ -240,7 +250,7 @@ def _read_metrics(run: Run) -> None:
             (run.evaluations if evaluated else run.records).append(record | {"step": int(record["step"])})
     except OSError as error:
         run.missing.append(f"{METRICS} cannot be read ({error.strerror}).")
-    run.missing += _skipped_lines(lines, METRICS, "record")
+    run.missing += skipped_lines(lines, METRICS, "record")
     if not run.records:
         run.missing.append(f"{METRICS} has no training records yet, so there are no curves.")
     if not run.evaluations:
@@ -258,7 +268,7 @@ def _read_results(run: Run) -> None:
             latest[result.task] = result
     except OSError as error:
         run.missing.append(f"{RESULTS} cannot be read ({error.strerror}).")
-    run.missing += _skipped_lines(lines, RESULTS, "result")
+    run.missing += skipped_lines(lines, RESULTS, "result")
     run.results = list(latest.values())
 
 
@@ -273,7 +283,7 @@ def _read_metadata(run: Run) -> None:
         run.missing.append(str(error))
 
 
-def _skipped_lines(lines: JsonLines, name: str, kind: str) -> list[str]:
+def skipped_lines(lines: JsonLines, name: str, kind: str) -> list[str]:
     """Sentences about the lines of a file that could not be used."""
     sentences = [f"{name}: the last line is incomplete and was skipped."] if lines.torn else []
     if lines.skipped:
@@ -294,30 +304,9 @@ def newest_checkpoint(run: Path) -> Path | None:
 
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    steps = [path for path in checkpoints.glob("step-*") if _STEP.fullmatch(path.name)]
+    steps = [path for path in checkpoints.glob("step-*") if STEP.fullmatch(path.name)]
     complete = [path for path in steps if (path / STATE).is_file()]
     return sorted(complete, key=lambda path: int(path.name.removeprefix("step-")))
-
-
-def read_metadata(checkpoint: Path) -> dict:
-    """The contents of a checkpoint besides tensors."""
-    return read_state(checkpoint)["facts"]
-
-
-def read_state(checkpoint: Path) -> dict:
-    """A checkpoint's metadata, and its files with their sizes; PathError if it is incomplete."""
-    file = Path(checkpoint) / STATE
-    try:
-        state = json.loads(file.read_bytes())
-        if not isinstance(state["facts"], dict) or not isinstance(state["files"], dict):
-            raise ValueError("facts or files are not a dict")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PathError(
-            file,
-            f"is missing or damaged ({error}), so the checkpoint is incomplete. "
-            "Copy it again, or delete its folder and resume from an earlier step.",
-        ) from error
-    return state
 
 
 def is_trained(run: Path) -> bool:
@@ -333,8 +322,8 @@ def is_trained(run: Path) -> bool:
         config = metadata["config"]
         last = whole_batches(config["epochs"], metadata["num_samples"], config["batch"]["size"])
         return metadata["step"] >= last and (run / MODEL).is_dir()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PathError(newest / STATE, f"cannot be read ({error!r}). Delete {newest}.") from error
+    except (KeyError, TypeError) as error:
+        raise DamagedCheckpoint(newest / STATE, f"it cannot be read ({error!r})") from error
 
 
 def is_run(folder: Path) -> bool:
@@ -343,16 +332,20 @@ def is_run(folder: Path) -> bool:
 
 
 def find_checkpoint(run: Path, which: Which) -> Path:
-    """The folder that checkpoints/last or checkpoints/best points to."""
-    path = run / CHECKPOINTS / which
-    if path.exists():
+    """The newest complete checkpoint, or the one that checkpoints/best points to.
+
+    The link checkpoints/last is for other programs: a run killed at the wrong moment leaves it stale.
+    """
+    best = (run / CHECKPOINTS / "best").resolve()
+    path = newest_checkpoint(run) if which == "last" else best if (best / STATE).is_file() else None
+    if path is not None:
         check_schema(run)
         return path.resolve()
     if not is_run(run):
         raise MissingCheckpoint(run, "is not the folder of a run: it has no checkpoints/.")
     if which == "best":
         raise MissingCheckpoint(
-            run, "has no best checkpoint: it was trained without evaluation. Use the last one."
+            run, "has no best checkpoint: an evaluation during training marks it. Use the last one."
         )
     raise MissingCheckpoint(run, "has no checkpoint yet.")
 
@@ -361,7 +354,7 @@ class EvaluationPairs(NamedTuple):
     """The pairs that a run was evaluated on, and the columns of its tables."""
 
     paths: list[str]
-    columns: tuple[str | None, str | None] = (None, None)
+    columns: Columns = COMMON_COLUMNS
 
 
 def evaluation_pairs(run: Path) -> EvaluationPairs:
@@ -374,7 +367,8 @@ def evaluation_pairs(run: Path) -> EvaluationPairs:
         config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
         pairs, out = config["evaluate"]["pairs"] or [], Path(config.get("out") or "")
         data = config.get("data") or {}
-        columns = data.get("image_column"), data.get("caption_column")
+        encoding = data.get("encoding", UTF_8)  # runs before this option read UTF-8
+        columns = Columns(data.get("image_column"), data.get("caption_column"), encoding)
     except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError, AttributeError):
         return EvaluationPairs([])
     paths, here = [pairs] if isinstance(pairs, str) else pairs, Path(os.path.abspath(run)).parts

@@ -27,6 +27,7 @@ from fastclip.run.folder import Which, find_checkpoint, is_run, read_metadata
 from fastclip.weights import CONFIG_FILE
 
 ImageInput = Image.Image | str | Path
+_TAU = {"loss.log_scale", "loss.tau"}  # temperatures in a checkpoint, if they are not the model's
 _AT_ONCE = 256  # default batch size for images and texts
 
 
@@ -134,8 +135,11 @@ def load_model(
     towers = build_model(
         str(run / CONFIG_FILE), logit_bias="model.clip.logit_bias" in names, device=device, dtype=dtype
     )
-    load_tensors(path, {f"model.{name}": tensor for name, tensor in towers.state_dict().items()})
-    return towers.float().eval(), _tau(path, names, config)
+    tensors = {f"model.{name}": tensor for name, tensor in towers.state_dict().items()}
+    for name in _TAU & names.keys():
+        tensors[name] = torch.empty(names[name][0], dtype=names[name][1])
+    load_tensors(path, tensors)
+    return towers.float().eval(), _tau(tensors, config)
 
 
 def load_exported(folder: Path | str, device: torch.device | str = "cpu") -> TwoTowers:
@@ -154,14 +158,8 @@ def _upright(image: ImageInput) -> Image.Image:
         raise PathError(image, f"cannot be used: {error}.") from error
 
 
-def _tau(path: Path, names: dict, config: dict) -> float | None:
+def _tau(tensors: dict[str, Tensor], config: dict) -> float | None:
     """The global temperature, or the mean of individual ones."""
-    name = next((name for name in ("loss.log_scale", "loss.tau") if name in names), None)
-    if name is None:
-        return None
-    size, dtype = names[name]
-    values = torch.empty(size, dtype=dtype)
-    load_tensors(path, {name: values})
-    if name == "loss.tau":
-        return float(values.double().mean())
-    return clamped_tau(values, resolve_again(config).loss.tau_min)
+    if "loss.log_scale" in tensors:
+        return clamped_tau(tensors["loss.log_scale"], resolve_again(config).loss.tau_min)
+    return float(tensors["loss.tau"].double().mean()) if "loss.tau" in tensors else None

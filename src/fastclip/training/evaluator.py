@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastclip.config.resolved import Resolved
 from fastclip.data.loader import Tokenizer
+from fastclip.distributed.agreement import require_same
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError
 from fastclip.evaluation.features import Encoder
@@ -15,7 +16,7 @@ from fastclip.evaluation.task_layout import Task, find_tasks, open_task
 from fastclip.evaluation.zero_shot import score
 from fastclip.model import TwoTowers
 from fastclip.training.build import AUTOCAST
-from fastclip.training.training_pairs import open_manifest_of
+from fastclip.training.training_pairs import open_manifest_of, require_same_pairs
 
 
 def open_evaluator(
@@ -41,8 +42,11 @@ class Evaluator:
         )
         pairs = config.evaluate.pairs
         self.pairs = None if pairs is None else open_manifest_of(pairs, config.data, world)
+        if self.pairs is not None:
+            require_same_pairs("evaluate.pairs", self.pairs, world)
         self.tasks_path = config.evaluate.tasks
         self.tasks = [] if self.tasks_path is None else _open_tasks(self.tasks_path)
+        require_same(world, {"evaluate.tasks (names)": [task.name for task in self.tasks]})
 
     def measure(self) -> dict[str, float]:
         """The measure for `best` first; recalls of the pairs; TASK/measure of each task, and tasks_mean."""

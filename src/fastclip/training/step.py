@@ -62,7 +62,7 @@ class OpenClipLoss(nn.Module):
         """None: its parameters are the model's."""
         return []
 
-    def state_dict(self, *_: Any, **__: Any) -> dict:  # type: ignore[override]
+    def sharded_state_dict(self) -> dict[str, Tensor]:
         """None: its parameters are the model's."""
         return {}
 
@@ -176,7 +176,8 @@ class TrainStep:
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, not copied: model.…, loss.… (including the state per sample), optimizer.…"""
         moments, _ = optimizer_tensors(self.stepper.optimizer, self._names)
-        parts = {"model": self.towers.state_dict(), "loss": self.loss.state_dict(), "optimizer": moments}
+        loss = self.loss.sharded_state_dict()
+        parts = {"model": self.towers.state_dict(), "loss": loss, "optimizer": moments}
         return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
 
     def metadata(self) -> dict[str, object]:

@@ -5,29 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from platform import python_version
+from platform import python_version, python_version_tuple
 
+import open_clip
 import torch
 import torch.distributed as dist
 
 from fastclip import __version__
-from fastclip.config.resolved import Difference, Resolved, differences, resolve_again
+from fastclip.config.resolved import Difference, Resolved, differences, named_options, resolve_again
 from fastclip.data.loader import PairLoader
+from fastclip.distributed.agreement import require_same
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
 from fastclip.distributed.world import World
 from fastclip.errors import PathError
-from fastclip.files import make_writable
 from fastclip.model import TwoTowers
-from fastclip.run.checkpoint import CheckpointError, Checkpoints, load
+from fastclip.run.checkpoint import CheckpointError, Checkpoints, check, load
 from fastclip.run.folder import (
     CHECKPOINTS,
     METRICS,
     MODEL,
     check_schema,
     read_metadata,
+    remove_leftovers,
     write_config,
     write_schema,
 )
+from fastclip.run.lock import RunLock
 from fastclip.run.metrics_file import truncate_metrics
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.evaluator import Evaluator, open_evaluator
@@ -73,29 +76,47 @@ class OtherRun(PathError):
 
 def train(config: Resolved, world: World) -> Trainer:
     """Train to the end, from the newest checkpoint if there is one; return the trainer in its final state."""
-    newest = open_folder(config, world)
-    towers = build_towers(config, world)
-    pairs = open_training_pairs(config, towers, world)
-    evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
-    trainer = Trainer(config, world, towers, pairs, evaluator)
-    trainer.run(newest)
+    require_same(world, _settings(config))  # before any other collective: ranks that differ could hang
+    with RunLock(Path(config.out), world) as lock:
+        newest = open_folder(config)
+        towers = build_towers(config, world)
+        pairs = open_training_pairs(config, towers, world)
+        evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
+        trainer = Trainer(config, world, towers, pairs, evaluator, lock)
+        trainer.run(newest)
     return trainer
 
 
-def open_folder(config: Resolved, world: World) -> Path | None:
-    """Make the run's folder, and return its newest checkpoint; raise if this config cannot resume from it."""
+def _settings(config: Resolved) -> dict[str, object]:
+    """What must be the same on every rank, except the data; `out` is last, as it follows the algorithm."""
+    options = named_options(config)
+    versions = {
+        "fastclip version": __version__,
+        "torch version": str(torch.__version__),
+        "open_clip version": open_clip.__version__,
+        "python version": ".".join(python_version_tuple()[:2]),
+    }
+    return versions | {name: value for name, value in options.items() if name != "out"} | {"out": config.out}
+
+
+def open_folder(config: Resolved) -> Path | None:
+    """Return the newest checkpoint of the run's folder; raise if this config cannot resume from it.
+
+    A damaged one is an error; with `--resume previous`, the newest undamaged one is returned.
+    """
     folder = Path(config.out)
     check_schema(folder)
-    if world.is_main:
-        make_writable(folder)
-    world.barrier()
-    newest = Checkpoints(folder / CHECKPOINTS).newest()
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    newest = checkpoints.newest_undamaged() if config.resume == "previous" else checkpoints.newest()
     if newest is None:
         return None
     if config.resume == "never":
         raise PathError(folder, "already contains a run: choose another --out, or pass --resume auto.")
+    if config.resume == "auto":
+        check(newest)
+    written = read_metadata(newest)["config"]
     try:
-        saved = resolve_again(read_metadata(newest)["config"])
+        saved = resolve_again(written)
     except ValueError as error:
         raise PathError(
             newest,
@@ -120,8 +141,10 @@ class Trainer:
         towers: TwoTowers,
         pairs: TrainingPairs,
         evaluator: Evaluator | None,
+        lock: RunLock,
     ):
         self.config, self.world, self.pairs, self.evaluator = config, world, pairs, evaluator
+        self.lock = lock
         self.folder = Path(config.out)
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep)
         self.num_samples = len(pairs.manifest)
@@ -140,6 +163,7 @@ class Trainer:
         """
         if newest is not None:
             self._load(newest)
+        self.checkpoints.start_at(self.step, self.best.get("step"))
         self._write_settings(resumed=newest is not None)
         stopped = None
         with self._telemetry() as self.telemetry:
@@ -162,6 +186,7 @@ class Trainer:
             if self.step == 0:
                 self._evaluate(stopwatch)  # the untrained model as a baseline; errors surface immediately
             for batch in stopwatch.waiting(loader):
+                self.lock.check()
                 result = self.train_step(batch)
                 self.step_stats.add(result.stats["loss"], result.finite)
                 self.step = batch.step + 1
@@ -258,7 +283,7 @@ class Trainer:
     def _load(self, path: Path) -> None:
         """Restore the state of a checkpoint; raise if the training data has another fingerprint."""
         metadata = read_metadata(path)
-        fingerprint = self.pairs.manifest.fingerprint
+        fingerprint = self.pairs.manifest.fingerprint_like(metadata["fingerprint"])
         if metadata["fingerprint"] != fingerprint:
             raise OtherRun(
                 self.folder,
@@ -272,13 +297,12 @@ class Trainer:
         self.step_stats.load_state(metadata["tally"], self.world.rank, self.world.size)
         self.step, self.best, self.elapsed = metadata["step"], metadata["best"], metadata["elapsed"]
         self.bad = metadata["bad"]
-        if self.best.get("step") == self.step:
-            self.checkpoints.mark_best(self.step)  # the process may have died just before
         log.info("Resumed %s at step %d of %d.", self.folder, self.step, self.total)
 
     def _write_settings(self, resumed: bool) -> None:
         """Write the files of a new run; drop records of steps that will be repeated."""
         if self.world.is_main:
+            remove_leftovers(self.folder)
             write_schema(self.folder)
             write_config(self.config, self.folder)
             write_model_config(self.train_step.towers, self.folder)

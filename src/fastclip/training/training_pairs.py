@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
-from fastclip.data.pairs import SourceError
+from fastclip.data.pairs import Columns, SourceError
 from fastclip.data.tokenize import Tokenizer
+from fastclip.distributed.agreement import require_same
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError, UnknownOption
 from fastclip.model import TwoTowers
 from fastclip.terminal import progress
 from fastclip.text import nearest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -52,9 +56,15 @@ class TrainingPairs:
 
 def open_manifest_of(paths: list[str] | str, config: DataConfig, world: World) -> Manifest:
     """The manifest of a collection; rank 0 builds it if needed while the others wait."""
-    columns = {"image_column": config.image_column, "caption_column": config.caption_column}
+    columns = Columns(config.image_column, config.caption_column, config.encoding)
     with world.main_first(), progress("indexing", "bytes") as update:
-        return open_manifest(paths, **columns, progress=update if world.is_main else None)
+        return open_manifest(paths, columns, progress=update if world.is_main else None)
+
+
+def require_same_pairs(option: str, manifest: Manifest, world: World) -> None:
+    """Raise RanksDiffer on every rank if one has opened other pairs."""
+    facts = {"number of pairs": len(manifest), "fingerprint": manifest.fingerprint}
+    require_same(world, {f"{option} ({name})": value for name, value in facts.items()})
 
 
 def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> TrainingPairs:
@@ -77,6 +87,9 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
         manifest = open_manifest_of(config.data.train, config.data, world)
     except SourceError as error:
         raise SourceError(error.path, f"{error.problem}{_how_to_get(config.data.train)}") from None
+    require_same_pairs("data.train", manifest, world)
+    if manifest.extra_captions.pairs and world.is_main:
+        log.warning("%s.", manifest.extra_captions)
     if len(manifest) < batch:
         rule, fits = f"must be at most the number of pairs, {len(manifest):,}", max(2, len(manifest) // 4)
         raise OptionError("batch.size", batch, rule, example=fits)

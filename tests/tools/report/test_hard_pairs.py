@@ -1,11 +1,11 @@
-"""Hard pairs and likely false negatives agree with a plain loop at any tile size."""
+"""Hard pairs and most confused pairs agree with a plain loop at any tile size."""
 
 from math import exp, log
 
 import pytest
 import torch
 
-from fastclip.tools.report.hard_pairs import LIKELY, compare, find_hard_pairs
+from fastclip.tools.report.hard_pairs import CONFUSED, compare, find_hard_pairs
 from tests.tools.report.test_search_examples import FakeIndex
 
 TAU = 0.1
@@ -49,7 +49,7 @@ def test_comparison_agrees_with_a_plain_loop_at_any_tile_size(tile):
     assert found.exceeding == len(better)
     s = image @ text.T
     mutual = [min(s[i, j] - s[i, i], s[j, i] - s[j, j]).item() for i, j in found.better_pairs]
-    expected = sorted((back for forth, back in better if back <= forth), reverse=True)[:LIKELY]
+    expected = sorted((back for forth, back in better if back <= forth), reverse=True)[:CONFUSED]
     assert mutual == pytest.approx(expected, abs=1e-5)
     assert len({tuple(sorted(pair)) for pair in found.better_pairs}) == len(expected)
     assert found.equal == 4
@@ -90,12 +90,12 @@ def test_hardest_pairs_come_first_with_their_captions():
     assert found.hardest[0].thumbnail.text.startswith("caption ")
 
 
-def test_equal_captions_come_first_among_likely_false_negatives():
+def test_equal_captions_come_first_among_confused_pairs():
     found = hard_pairs([[f"caption {i % 18}"] for i in range(20)])
     assert found.equal == 2
-    assert [pair.equal for pair in found.likely_false][:3] == [True, True, False]
-    assert all(pair.similarity > pair.own for pair in found.likely_false[2:])
-    assert found.likely_false[0].image.text == found.likely_false[0].other.text
+    assert [pair.equal for pair in found.confused][:3] == [True, True, False]
+    assert all(pair.similarity > pair.own for pair in found.confused[2:])
+    assert found.confused[0].image.text == found.confused[0].other.text
 
 
 def test_pairs_that_fit_each_other_come_before_an_image_that_fits_everything():

@@ -195,7 +195,7 @@ def test_scores_of_an_earlier_checkpoint_are_reported_without_images(run, made):
 
 def test_hard_pairs_are_shown_with_their_images(run, made):
     page, _ = made(run)
-    shown = page[page.index("Hardest pairs") : page.index("Likely false negatives")]
+    shown = page[page.index("Hardest pairs") : page.index("Most confused pairs")]
     assert shown.count("<img") == 12
 
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from fastclip.run.folder import read_run
-from fastclip.tools.report.hard_pairs import HardPair, HardPairs, LikelyFalse
+from fastclip.run.state_file import write_state
+from fastclip.tools.report.hard_pairs import ConfusedPair, HardPair, HardPairs
 from fastclip.tools.report.run_page import about_estimators, render
 from fastclip.tools.report.search_examples import Found, Search, SearchExamples, Thumbnail
 from tests.tools.report.folders import VERSIONS, make_run, result, write_results
@@ -135,20 +136,29 @@ def test_correct_results_are_marked_and_not_by_colour_alone(folder):
 def hard_pairs(caption="a cat", equal=0):
     dot = Thumbnail(DOT, caption)
     hard = HardPair(dot, 5.5, 1234, 7)
-    likely = [LikelyFalse(dot, dot, 0.5, 0.25, same) for same in (True, False)]
-    return HardPairs(10, 20, [hard], likely, equal, 3)
+    confused = [ConfusedPair(dot, dot, 0.5, 0.25, same) for same in (True, False)]
+    return HardPairs(10, 20, [hard], confused, equal, 3)
 
 
 @pytest.mark.usefixtures("_quick_plots")
-def test_hard_pairs_and_likely_false_negatives_are_shown(folder):
+def test_hard_and_confused_pairs_are_shown(folder):
     text = text_of(page_of(folder, examples(), hard_pairs=hard_pairs(equal=1)))
     assert "10 of 20 pairs (photos.tar)" in text
     assert re.search(r"log g 5\.5 .* 1,234, .* 7\b", text)
     assert "same caption: 1." in text
-    assert "its own: 3;" in text
+    assert "own: 3;" in text
     assert "same caption “a cat”" in text
     assert re.search("0\\.50 “a cat” .*0\\.25 “a cat”", text)
     assert "same caption: 0." in text_of(page_of(folder, examples(), hard_pairs=hard_pairs()))
+
+
+@pytest.mark.usefixtures("_quick_plots")
+def test_only_equal_captions_are_called_false_negatives(folder):
+    """A model's mistakes between different captions are not the data's."""
+    for equal in (0, 1):
+        text = text_of(page_of(folder, examples(), hard_pairs=hard_pairs(equal=equal)))
+        assert "Most confused pairs" in text
+        assert ("false negatives" in text) == bool(equal)
 
 
 @pytest.mark.usefixtures("_quick_plots")
@@ -161,10 +171,10 @@ def test_captions_of_hard_pairs_are_never_markup(folder):
 
 @pytest.mark.usefixtures("_quick_plots")
 def test_bad_pairs_are_listed_without_credentials(folder):
-    state = folder / "checkpoints" / "last" / "state.json"
-    saved = json.loads(state.read_text())
+    newest = folder / "checkpoints" / "last"
+    saved = json.loads((newest / "state.json").read_text())
     bad = [[i, "https://me:secret@host/0.tar?token=abc", f"<b>{i}</b>"] for i in range(60)]
-    state.write_text(json.dumps(saved | {"facts": saved["facts"] | {"bad": [*bad, "damaged"]}}))
+    write_state(newest, saved["facts"] | {"bad": [*bad, "damaged"]}, saved["files"], saved["digests"])
     page = page_of(folder)
     text = text_of(page)
     assert re.search("Bad pairs.*: 60", text)

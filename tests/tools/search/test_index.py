@@ -13,11 +13,13 @@ from PIL import Image
 
 from fastclip.cli import main
 from fastclip.data.contact_sheet import CELL, TEXT
+from fastclip.data.pairs import Columns
 from fastclip.errors import InputError, OptionError, PathError
 from fastclip.evaluation.features import Encoder
 from fastclip.run.load import load
 from fastclip.tools.search.index import Index, list_pictures
 from fastclip.tools.search.search_command import search
+from tests.damage import flip, positions
 from tests.data.collections import write_shards, write_tar
 from tests.evaluation import replica
 
@@ -189,6 +191,27 @@ def test_a_damaged_index_is_rebuilt(run, photos, find, encoded):
     assert len(encoded) == 2
 
 
+@pytest.mark.slow
+def test_no_flipped_bit_of_the_index_changes_a_result(run, photos, find, encoded):
+    expected = find(run, photos, "a heart")
+    (file,) = (run / "search").iterdir()
+    content = file.read_bytes()
+    for position in positions(file, most=12):
+        file.write_bytes(content)
+        flip(file, position)
+        assert find(run, photos, "a heart") == expected
+
+
+def test_an_index_that_cannot_be_kept_is_searched_with_a_warning(
+    trained, photos, find, tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("FASTCLIP_CACHE", str(tmp_path / "file" / "cache"))
+    assert find(trained / "model", photos, "a heart")
+    (record,) = [record for record in caplog.records if "feature_cache" in record.name]
+    assert str(tmp_path / "file" / "cache") in record.getMessage()
+
+
 def test_pairs_and_shards_can_be_searched(run, tmp_path, find):
     shards = write_shards(tmp_path / "shards", 6, 2)
     of_folder = scores(find(run, shards, "a cat"))
@@ -331,5 +354,5 @@ def test_images_beside_a_table_without_captions_can_be_searched(run, tmp_path):
 def test_columns_with_unusual_names_are_found(run, tmp_path):
     (tmp_path / "0.png").write_bytes(replica.png(0))
     (tmp_path / "odd.csv").write_text("bild,worte\n0.png,null\n")
-    index = Index.open(str(run), [str(tmp_path / "odd.csv")], workers=0, columns=("bild", "worte"))
+    index = Index.open(str(run), [str(tmp_path / "odd.csv")], workers=0, columns=Columns("bild", "worte"))
     assert index.captions == ["null"]

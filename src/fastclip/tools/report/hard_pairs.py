@@ -1,4 +1,4 @@
-"""The pairs that a model finds hardest, and negatives that are likely false.
+"""The pairs that a model finds hardest, and those it confuses with each other.
 
 Shapes: b images with a caption each, d features; s_ij is the cosine of image i and caption j. Up to 5,000
 pairs are compared, in tiles: the b×b similarities are never all in memory.
@@ -16,7 +16,7 @@ from fastclip.tools.report.search_examples import Thumbnail, thumbnail_of
 from fastclip.tools.search.index import Index
 
 MAX_PAIRS = 5_000
-HARDEST, LIKELY = 12, 12  # shown on a page
+HARDEST, CONFUSED = 12, 12  # shown on a page
 _TILE = 1024
 Ranked = list[tuple[float, int, int]]  # value, image, caption; highest values first
 
@@ -33,8 +33,8 @@ class HardPair(NamedTuple):
     """The position of its own image among all images."""
 
 
-class LikelyFalse(NamedTuple):
-    """Two samples that the loss pushes apart but should not."""
+class ConfusedPair(NamedTuple):
+    """Two samples that the model confuses: with equal captions they are false negatives of the loss."""
 
     image: Thumbnail
     other: Thumbnail
@@ -47,14 +47,15 @@ class LikelyFalse(NamedTuple):
 
 
 class HardPairs(NamedTuple):
-    """Hard pairs and likely false negatives of a collection."""
+    """Hard pairs and most confused pairs of a collection."""
 
     pairs: int
     """Pairs compared."""
     total: int
     """All pairs; only the first 5,000 are compared."""
     hardest: list[HardPair]
-    likely_false: list[LikelyFalse]
+    confused: list[ConfusedPair]
+    """Equal captions first."""
     equal: int
     """Pairs of samples with the same caption."""
     exceeding: int
@@ -62,9 +63,9 @@ class HardPairs(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Values for every pair, and the likeliest false negatives as (image, caption) rows.
+    """Values for every pair, and the most confused pairs as (image, caption) rows.
 
-    With different captions, a false negative is likely if each image fits the other's caption better than its
+    With different captions, two samples are confused if each image fits the other's caption better than its
     own. One direction alone is not enough: an image that the model misreads fits any caption better.
     """
 
@@ -108,13 +109,12 @@ def find_hard_pairs(
     hard = compared.log_g_b.argsort(descending=True, stable=True)[:HARDEST].tolist()
     numbers = [number_b[hard].tolist() for number_b in compared[:3]]  # log g and both places
     hardest = [HardPair(tile(row), *known) for row, *known in zip(hard, *numbers, strict=True)]
-    likely = [(i, j, True) for i, j in compared.equal_pairs] + [
-        (i, j, False) for i, j in compared.better_pairs
-    ]
-    pairs = [
-        LikelyFalse(tile(i), tile(j), cosine(i, j), cosine(i, i), same) for i, j, same in likely[:LIKELY]
-    ]
-    return HardPairs(len(chosen), len(captioned), hardest, pairs, compared.equal, compared.exceeding)
+    confused = [
+        ConfusedPair(tile(i), tile(j), cosine(i, j), cosine(i, i), same)
+        for same, pairs in ((True, compared.equal_pairs), (False, compared.better_pairs))
+        for i, j in pairs
+    ][:CONFUSED]
+    return HardPairs(len(chosen), len(captioned), hardest, confused, compared.equal, compared.exceeding)
 
 
 @torch.no_grad()
@@ -170,11 +170,11 @@ def compare(
 
 def _keep_best(best: Ranked, values: Tensor, rows: slice, columns: slice) -> Ranked:
     """The highest values of this tile and the ones before it."""
-    top = values.flatten().topk(min(LIKELY, values.numel()))
+    top = values.flatten().topk(min(CONFUSED, values.numel()))
     places = (divmod(place, values.shape[1]) for place in top.indices.tolist())
     new = [
         (value, rows.start + i, columns.start + j)
         for value, (i, j) in zip(top.values.tolist(), places, strict=True)
         if value > -torch.inf
     ]
-    return sorted(best + new, key=lambda pair: (-pair[0], pair[1:]))[:LIKELY]
+    return sorted(best + new, key=lambda pair: (-pair[0], pair[1:]))[:CONFUSED]

@@ -9,6 +9,7 @@ from math import log
 from pathlib import Path
 from typing import Literal
 
+from fastclip.data.pairs import COMMON_COLUMNS
 from fastclip.evaluation.feature_cache import model_key
 from fastclip.model import TwoTowers
 from fastclip.run.folder import Run, evaluation_pairs, find_checkpoint, read_run, without_secrets
@@ -33,7 +34,7 @@ def page_of_run(
     run = read_run(folder)
     if checkpoint == "best":
         find_checkpoint(run.folder, "best")  # raises if there is none
-    paths, columns = evaluation_pairs(run.folder) if images is None else ([images], (None, None))
+    paths, columns = evaluation_pairs(run.folder) if images is None else ([images], COMMON_COLUMNS)
     index, examples, hard_pairs, reason = None, None, None, ""
     try:
         if not paths:

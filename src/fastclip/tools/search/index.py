@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fastclip.data.contact_sheet import draw_contact_sheet
 from fastclip.data.images import UnusableSample, upright_rgb
-from fastclip.data.manifest import caption_lines, digest, open_manifest
-from fastclip.data.pairs import File, Pair, SourceError
+from fastclip.data.manifest import digest, open_manifest
+from fastclip.data.pairs import COMMON_COLUMNS, Columns, File, Pair, SourceError, caption_lines
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, find_files, read_pairs, tar_members
 from fastclip.distributed.world import World
@@ -25,7 +25,7 @@ from fastclip.evaluation.feature_cache import cached_features, model_key
 from fastclip.evaluation.features import Encoder, ImageFeatures
 from fastclip.evaluation.task_layout import PairPlace
 from fastclip.evaluation.task_shards import ImagePlace
-from fastclip.files import cache_folder
+from fastclip.files import cache_path
 from fastclip.run.folder import is_run
 from fastclip.run.load import Model, load
 
@@ -101,11 +101,11 @@ class Index:
         checkpoint: Literal["last", "best"] = "last",
         workers: int = 2,
         progress: Callable[[int, int], None] | None = None,
-        columns: tuple[str | None, str | None] = (None, None),
+        columns: Columns = COMMON_COLUMNS,
     ) -> Index:
         """Open the cached index, or build it if there is none or the model or a file has changed.
 
-        `columns` names a table's columns of images and captions, if they are unusual.
+        `columns` names a table's columns of images and captions, if they are unusual, and its encoding.
         """
         pictures = list_pictures(images, columns)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -170,7 +170,7 @@ def _best(scores: Tensor, top: int) -> tuple[list[int], list[float]]:
     return best.tolist(), scores[best].tolist()
 
 
-def list_pictures(images: str | list[str], columns: tuple[str | None, str | None] = (None, None)) -> Pictures:
+def list_pictures(images: str | list[str], columns: Columns = COMMON_COLUMNS) -> Pictures:
     """The images in a folder, its subfolders and their tars; or those of any pairs."""
     paths = [images] if isinstance(images, str) else images
     folder = Path(paths[0]).expanduser()
@@ -184,7 +184,7 @@ def list_pictures(images: str | list[str], columns: tuple[str | None, str | None
     if all(file.kind == "tar" and not is_remote(file.path) for file in sources):
         tars = [Path(file.path) for file in sources]
         return _in_files(Path(os.path.commonpath([tar.parent for tar in tars])), [], tars)
-    manifest = open_manifest(images, image_column=columns[0], caption_column=columns[1])
+    manifest = open_manifest(images, columns)
     pictures = [Picture(manifest.where(i), PairPlace(manifest, i)) for i in range(len(manifest))]
     stamps = [_stamp(path) for path in sorted({Path(picture.name) for picture in pictures})]
     return Pictures(pictures, digest([manifest.fingerprint, stamps]))
@@ -244,4 +244,4 @@ def _index_file(model: Path, images: str | list[str]) -> Path:
     name = digest([os.path.abspath(Path(path).expanduser()) for path in paths])
     if is_run(model):
         return model / "search" / f"{name}.safetensors"
-    return cache_folder("search") / f"{digest([os.path.abspath(model), name])}.safetensors"
+    return cache_path("search") / f"{digest([os.path.abspath(model), name])}.safetensors"

@@ -20,8 +20,9 @@ from scipy.special import gammaln
 
 from fastclip.config.options import TrainConfig, from_dict, whole_batches
 from fastclip.data.images import UnusableSample
-from fastclip.data.manifest import Manifest, Place, open_manifest
+from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
+from fastclip.data.pairs import Columns
 from fastclip.errors import OptionError
 from fastclip.run.folder import Run
 from fastclip.terminal import console, progress
@@ -184,7 +185,7 @@ def equal_captions(
     data = config.data
     if data.train is None:
         raise OptionError("data.train", None, "must be given to count captions")
-    manifest = open_manifest(data.train, image_column=data.image_column, caption_column=data.caption_column)
+    manifest = open_manifest(data.train, Columns(data.image_column, data.caption_column, data.encoding))
     if len(manifest) > most_pairs:
         return None
     code_n = caption_codes(manifest, progress)
@@ -209,7 +210,7 @@ def caption_codes(manifest: Manifest, progress: Callable[[int, int], None] | Non
     code_n = np.empty(len(manifest), dtype=np.int64)
     for sample in range(len(manifest)):
         try:
-            caption = manifest.caption_at(Place(*manifest.rows[sample].item()))
+            caption = manifest.caption_at(manifest.place(sample))
         except UnusableSample:  # empty: replaced in training, and equal to no other
             caption = f"\0{sample}"
         code_n[sample] = seen.setdefault(blake2b(caption.encode(), digest_size=16).digest(), len(seen))
