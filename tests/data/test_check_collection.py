@@ -38,6 +38,7 @@ def test_all_problems_are_counted(manifest):
     assert report.images_per_second_per_core > 0
 
 
+@pytest.mark.slow
 def test_limited_check_is_spread_evenly(tmp_path):
     read = []
 
@@ -51,6 +52,7 @@ def test_limited_check_is_spread_evenly(tmp_path):
     assert read == [0, 13, 26, 39]
 
 
+@pytest.mark.slow
 def test_many_pairs_are_checked_in_several_processes(tmp_path):
     manifest = open_manifest(str(write_shards(tmp_path / "data", 40, 2)))
     done = []

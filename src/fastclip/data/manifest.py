@@ -26,6 +26,7 @@ from fastclip.data.remote import is_remote, local_copy, remote_stamp
 from fastclip.data.sources import find_files, list_folder, read_pairs
 from fastclip.data.tables import folder_of
 from fastclip.files import atomic_folder, build_lock, cache_folder
+from fastclip.text import counted
 
 log = logging.getLogger(__name__)
 VERSION = 1
@@ -257,14 +258,15 @@ def _build(part: Path, files: list[File], stamps: list, columns: tuple, progress
             total += count
     if not total:
         worst = "; ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
-        raise SourceError(files[0].path, "has no usable pair" + (f" ({worst})." if worst else "."))
+        problem = f"contains no usable pairs ({worst})." if worst else "contains no pairs."
+        raise SourceError(files[0].path, f"{problem} docs/data.md describes the formats.")
     with (part / "strings.bin").open("rb") as written:
         while piece := written.read(1 << 22):
             content.update(piece)
     summary = {"version": VERSION, "pairs": total, "fingerprint": content.hexdigest(), "problems": reasons}
     summary |= {"columns": columns, "stamps": stamps, "files": about}
     (part / "manifest.json").write_text(json.dumps(summary))
-    log.info("indexed %s pairs in %s file%s", f"{total:,}", f"{len(files):,}", "s" * (len(files) != 1))
+    log.info("indexed %s in %s", counted(total, "pair"), counted(len(files), "file"))
 
 
 def _ends(file: File) -> bytes:

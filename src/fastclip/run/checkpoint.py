@@ -264,7 +264,7 @@ def _read_metadata(path: Path) -> Metadata:
             raise PathError(
                 path / name,
                 f"is missing, damaged or from another checkpoint ({error}). "
-                "Copy it again, or delete its folder and resume from an earlier step.",
+                "Restore it from a copy, or delete its folder to resume from an earlier checkpoint.",
             ) from error
     return dcp.HuggingFaceStorageReader(str(path)).read_metadata()
 

@@ -315,7 +315,7 @@ def read_state(checkpoint: Path) -> dict:
         raise PathError(
             file,
             f"is missing or damaged ({error}), so the checkpoint is incomplete. "
-            "Copy it again, or delete its folder and resume from an earlier step.",
+            "Restore it from a copy, or delete its folder to resume from an earlier checkpoint.",
         ) from error
     return state
 
@@ -349,12 +349,13 @@ def find_checkpoint(run: Path, which: Which) -> Path:
         check_schema(run)
         return path.resolve()
     if not is_run(run):
-        raise MissingCheckpoint(run, "is not the folder of a run: it has no checkpoints/.")
+        advice = "Pass a folder that `fastclip train` wrote, e.g. runs/emoji-fastclip-v3."
+        raise MissingCheckpoint(run, f"is not the folder of a run: it has no checkpoints/. {advice}")
     if which == "best":
         raise MissingCheckpoint(
-            run, "has no best checkpoint: it was trained without evaluation. Use the last one."
+            run, "has no best checkpoint: nothing has been evaluated. Use --checkpoint last."
         )
-    raise MissingCheckpoint(run, "has no checkpoint yet.")
+    raise MissingCheckpoint(run, "has no checkpoint yet. Try again when it has saved one.")
 
 
 class EvaluationPairs(NamedTuple):

@@ -94,8 +94,9 @@ def open_folder(config: Resolved, world: World) -> Path | None:
         return None
     if config.resume == "never":
         raise PathError(folder, "already contains a run: choose another --out, or pass --resume auto.")
+    metadata = read_metadata(newest)
     try:
-        saved = resolve_again(read_metadata(newest)["config"])
+        saved = resolve_again(metadata["config"])
     except ValueError as error:
         raise PathError(
             newest,
