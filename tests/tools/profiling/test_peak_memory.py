@@ -1,7 +1,6 @@
 """Peak memory on a CPU."""
 
 import pytest
-
 import torch
 
 from fastclip.tools.profiling.peak_memory import PeakMemory

@@ -1,11 +1,10 @@
 """The chart of a profile."""
 
-import pytest
-
 import io
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
