@@ -80,6 +80,7 @@ def folder(workshop, tmp_path):
     shutil.rmtree(tmp_path / "copy")
 
 
+@pytest.mark.slow
 @marked("run", "shell")
 def test_commands_run(block, folder, monkeypatch):
     monkeypatch.chdir(folder)
@@ -87,6 +88,7 @@ def test_commands_run(block, folder, monkeypatch):
     run_shell(block.code, folder)
 
 
+@pytest.mark.slow
 @marked("run", "python")
 def test_programs_run(block, folder):
     run_python(block.code, folder)
@@ -102,6 +104,7 @@ def test_programs_of_several_ranks_run(block, tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.slow
 @marked("needs")
 def test_what_cannot_run_here_is_at_least_well_formed(block, tmp_path):
     if block.language == "python":
@@ -112,6 +115,7 @@ def test_what_cannot_run_here_is_at_least_well_formed(block, tmp_path):
         read_options(line, tmp_path / "empty")
 
 
+@pytest.mark.slow
 def test_settings_in_the_documents_are_read(tmp_path):
     (tmp_path / "empty").mkdir()
     found = [block for block in blocks() if block.language == "yaml"]

@@ -106,6 +106,7 @@ def alone(run, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["local-dir", "hf-hub", "pretrained", "load_checkpoint"])
 def test_open_clip_alone_computes_the_features_of_the_run(run, alone, way):
     model, theirs = fastclip.load(run), load_file(alone / "features.safetensors")
@@ -114,6 +115,7 @@ def test_open_clip_alone_computes_the_features_of_the_run(run, alone, way):
         torch.testing.assert_close(theirs[f"{way} {side}"], features, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["theirs.pt", "theirs.safetensors"])
 def test_training_starts_from_weights_that_open_clip_alone_saved(run, alone, tmp_path, name):
     """At a learning rate of 0 it also ends with them."""
@@ -141,6 +143,7 @@ def test_training_starts_from_weights_that_open_clip_alone_saved(run, alone, tmp
     assert f"| Initial weights | `{name}` |" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_card_run(run, alone, tmp_path, monkeypatch):
     card = ModelCard.load(run / "model" / "README.md")
     with_open_clip, with_fastclip = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)

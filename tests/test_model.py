@@ -175,6 +175,7 @@ def test_a_tiny_model_gives_unit_features_and_a_gradient_to_every_parameter(name
     assert model.image_size == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViT-B-32", "RN50"])
 def test_a_large_model_gives_every_parameter_a_gradient(name):
     model = build_model(name, device="cpu")
@@ -552,6 +553,7 @@ def as_torch_legacy(evil, state, path):
     torch.save({"state_dict": state, "evil": evil}, path, _use_new_zipfile_serialization=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["weights.pt", "weights.bin", "weights.safetensors", "folder"])
 @pytest.mark.parametrize("write", [as_pickle, as_new_pickle, as_torch_zip, as_torch_legacy])
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -618,6 +620,7 @@ def train_both(rank, world_size):
     return {freeze: train_two_steps(rank, world_size, freeze) for freeze in ("none", "image")}
 
 
+@pytest.mark.slow
 def test_ranks_start_and_stay_the_same_under_ddp():
     first, second = run_ranks(train_both, 2)
     for freeze in first:

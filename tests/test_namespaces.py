@@ -74,6 +74,7 @@ def left_behind():
     return PREFIX in names or PREFIX in links
 
 
+@pytest.mark.slow
 def test_nothing_passes_faster_than_the_link_and_nothing_while_it_is_cut():
     with Hosts(2, megabits=20) as hosts:
         assert send(hosts, 2_000_000) > 0.7  # 16 megabits, minus a free burst
@@ -84,6 +85,7 @@ def test_nothing_passes_faster_than_the_link_and_nothing_while_it_is_cut():
     assert not left_behind()
 
 
+@pytest.mark.slow
 def test_an_error_and_an_earlier_kill_leave_nothing_behind():
     killed = "from benchmarks.namespaces import Hosts; import os; Hosts(2).__enter__(); os._exit(1)"
     subprocess.run([sys.executable, "-c", killed], check=False)
@@ -107,6 +109,7 @@ with Hosts(1) as hosts:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_on_a_host_ends_with_the_one_that_started_it(number):
     parent = subprocess.Popen([sys.executable, "-c", LASTING], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -151,6 +154,7 @@ def profiles(tmp_path_factory):
     return profiles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["openclip", "fastclip-v3"])
 def test_a_slow_link_is_communication_and_nothing_else(profiles, algorithm):
     """Compare the fastest steps, so a busy machine does not matter."""

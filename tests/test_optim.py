@@ -175,6 +175,7 @@ def test_parameters_without_gradients_are_unchanged():
 
 
 @given(peak=st.floats(1e-6, 10), warmup=st.integers(0, 30), rest=st.integers(1, 50), share=st.floats(0, 1))
+@pytest.mark.slow
 def test_the_rate_rises_to_its_peak_and_falls_to_its_minimum(peak, warmup, rest, share):
     total, low = warmup + rest, share * peak
     rates = [

@@ -71,6 +71,7 @@ def user(wheel, tmp_path_factory):
     return NewUser(tmp_path_factory.mktemp("user"), wheel)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -81,6 +82,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     assert expected - packed == set(), "missing in package-data of pyproject.toml"
 
 
+@pytest.mark.slow
 def test_the_installed_package_is_the_wheel_and_not_this_tree(user):
     code = "import fastclip; print(fastclip.__file__)"
     assert Path(user.run("python", "-c", code).stdout.strip()).is_relative_to(user.packages)
@@ -95,6 +97,7 @@ def test_help_imports_nothing_heavy(user):
     assert "fastclip train" in done.stdout
 
 
+@pytest.mark.slow
 def test_version_and_recipes_are_printed(user, wheel):
     assert user.run("fastclip", "--version").stdout == f"fastclip {wheel.name.split('-')[1]}\n"
     help_text = user.run("fastclip", "train", "--help").stdout
@@ -102,6 +105,7 @@ def test_version_and_recipes_are_printed(user, wheel):
     assert not missing
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # three programs that import torch, one after another
 def test_the_first_commands_of_a_new_user_train_a_model(user):
     """`fastclip data get scenes` and `fastclip train --config scenes`, one epoch of one shard."""

@@ -70,7 +70,9 @@ COMMANDS = {
         "estimate memory, traffic and step time on more machines",
         renamed={"pairs": "num_pairs"},
     ),
-    "demo": Command("fastclip.tools.demo.demo_command.demo", "serve a page to try a model on", ("model",)),
+    "demo": Command(
+        "fastclip.tools.demo.demo_command.demo", "serve a web page to try out a model", ("model",)
+    ),
     "data get": Command(
         "fastclip.datasets.get_command.get", "download or generate pairs and evaluation tasks", ("name",)
     ),
@@ -143,9 +145,7 @@ def _arguments(name: str, run: Callable, words: list[str]) -> dict[str, Any]:
         _check_misspelled(rest, parser)
         return given | {"train_options": rest}
     if rest and rest[0].startswith("-"):
-        option = rest[0].partition("=")[0]
-        near = nearest(option, parser.options)
-        raise UnknownOption(option, [near] if near else [], parser.advice)
+        raise parser.unknown(rest[0])
     if rest:
         parser.error(f"{rest[0]!r} does not belong to an option")
     return given
@@ -153,14 +153,13 @@ def _arguments(name: str, run: Callable, words: list[str]) -> dict[str, Any]:
 
 def _check_misspelled(rest: list[str], parser: _Parser) -> None:
     """An option for `fastclip train` that is nearly one of the command's own: --stpes is --steps."""
+    from fastclip.config.options import TrainConfig
+
     for word in rest:
         option = word.partition("=")[0]
-        near = nearest(option, parser.options, cutoff=0.8)
-        if option.startswith("--") and "." not in option and near:
-            from fastclip.config.options import TrainConfig
-
-            if option[2:] not in TrainConfig.__dataclass_fields__:
-                raise UnknownOption(option, [near], parser.advice)
+        of_train = "." in option or option[2:] in TrainConfig.__dataclass_fields__
+        if option.startswith("--") and not of_train and nearest(option, parser.options, cutoff=0.8):
+            raise parser.unknown(word)
 
 
 class _Parser(ArgumentParser):
@@ -206,6 +205,11 @@ class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         end = "" if message.endswith((".", "?")) else "."
         raise ValueError(f"{message}{end} {self.advice}")
+
+    def unknown(self, word: str) -> UnknownOption:
+        option = word.partition("=")[0]
+        near = nearest(option, self.options)
+        return UnknownOption(option.lstrip("-"), [near[2:]] if near else [], self.advice)
 
     @property
     def advice(self) -> str:

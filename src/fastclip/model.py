@@ -138,7 +138,12 @@ class TwoTowers(nn.Module):
             if _side(parameter_name) == freeze:
                 parameter.requires_grad_(False)
         if batch_norm != "local" and not self.has_batch_norm_statistics:
-            raise OptionError("model.batch_norm", batch_norm, f"has no effect: {shown} trains no BatchNorm")
+            raise OptionError(
+                "model.batch_norm",
+                batch_norm,
+                f"has no effect: {shown} trains no BatchNorm",
+                advice="Omit it.",
+            )
         if batch_norm == "frozen":
             self._always_eval += [module for module in clip.modules() if isinstance(module, _BATCH_NORMS)]
 

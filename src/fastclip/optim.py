@@ -131,7 +131,7 @@ class Stepper:
     ):
         if clip is not None and not (isfinite(clip) and clip > 0):
             advice = "Omit it for no clipping."
-            raise OptionError("optim.clip", clip, "must be above 0, and finite", example=1.0, advice=advice)
+            raise OptionError("optim.clip", clip, "must be finite and above 0", example=1.0, advice=advice)
         self.optimizer, self.slow_tau, self.clip, self.scaler = optimizer, slow_tau, clip, scaler
         self._model: list[Parameter] = []
         self._tau: list[Parameter] = []
@@ -252,4 +252,4 @@ def _start_state(optimizer: Optimizer, row: OptimizerRow) -> None:
 
 def _check_rate(option: str, value: float, example: float) -> None:
     if not (isfinite(value) and value >= 0):
-        raise OptionError(option, value, "must be at least 0, and finite", example=example)
+        raise OptionError(option, value, "must be finite and at least 0", example=example)

@@ -1,4 +1,4 @@
-"""Text for messages of every layer: the closest of several names, and durations."""
+"""Text for messages of every layer: the closest of several names, counts and durations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.4) -> str
     """ " Did you mean NAME?" with the closest of the names, to append to a sentence; "" if none is close."""
     near = nearest(name, names, cutoff)
     return f" Did you mean {near}?" if near else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """1 pair, 2,086 pairs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:

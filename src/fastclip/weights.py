@@ -49,7 +49,8 @@ def find_weights(name: str, pretrained: str) -> tuple[Path, dict[str, Any]]:
             described = config.get("preprocess_cfg") or {}
         file = next((file for file in _WEIGHT_FILES if (path / file).is_file()), None)
         if file is None:
-            raise PathError(path, f"contains no weights, such as {_WEIGHT_FILES[0]}.")
+            advice = "Pass a folder that `fastclip export` wrote."
+            raise PathError(path, f"contains no weights, such as {_WEIGHT_FILES[0]}. {advice}")
         path /= file
     elif not path.is_file():
         tags = open_clip.list_pretrained_tags_by_model(name)

@@ -68,6 +68,7 @@ def test_the_papers_settings(name):
     assert config.batch.reference == config.batch.size  # the paper's rates are for its own batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "algorithm"), ALGORITHM_VALUES)
 def test_the_algorithm_alone_switches_to_the_papers_values(name, algorithm):
     config = resolve(parse(["--config", name, "--algorithm", algorithm]))
@@ -131,6 +132,7 @@ def test_rates_scale_in_proportion_to_the_batch_and_nothing_else_does(name):
         assert config.written["optimizers"] == own.written["optimizers"]  # for the reference
 
 
+@pytest.mark.slow
 def test_a_run_uses_the_scaled_rates(tmp_path):
     options = {
         "--config": "scenes",
@@ -158,6 +160,7 @@ def test_a_written_config_gives_the_same_run_again(name, tmp_path):
     assert resolve(parse(["--config", str(path)])) == whole
 
 
+@pytest.mark.slow
 def test_a_written_config_with_options_gives_the_same_run_and_other_algorithms_again(tmp_path):
     words = [
         "--config",
@@ -335,6 +338,7 @@ def test_an_error_is_one_line_and_exit_code_1(capsys):
     assert line.startswith("fastclip train: loss.rho=3.0 ")
 
 
+@pytest.mark.slow
 def test_help_and_errors_need_no_torch():
     code = """if True:
         import contextlib, sys

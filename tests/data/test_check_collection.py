@@ -48,6 +48,7 @@ def test_several_captions_are_counted_in_tars_and_tables(tmp_path):
     assert report.extra_captions == {"pairs": 2, "captions": 3}
 
 
+@pytest.mark.slow
 def test_limited_check_is_spread_evenly(tmp_path):
     read = []
 
@@ -61,6 +62,7 @@ def test_limited_check_is_spread_evenly(tmp_path):
     assert read == [0, 13, 26, 39]
 
 
+@pytest.mark.slow
 def test_many_pairs_are_checked_in_several_processes(tmp_path):
     manifest = open_manifest(str(write_shards(tmp_path / "data", 40, 2)))
     done = []

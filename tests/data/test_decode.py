@@ -65,6 +65,7 @@ def open_clips(image: Image.Image, seed: int, **options) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.slow
 def test_exact_is_open_clips_transform_bit_for_bit(options):
     exact = decoder("exact", Augment(**options))
     sizes = [(640, 480), (300, 500), (64, 64), (1, 1), (900, 3), (2, 700)]
@@ -78,6 +79,7 @@ EXACT_SMALL = decoder("exact", Augment(image_size=16, scale=(0.5, 1.0)))
 
 
 @settings(max_examples=100, deadline=None)
+@pytest.mark.slow
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(0, 2**63 - 1))
 def test_exact_is_open_clips_transform_for_any_size_and_seed(width, height, seed):
     image = picture(width, height)
@@ -87,6 +89,7 @@ def test_exact_is_open_clips_transform_for_any_size_and_seed(width, height, seed
 
 @pytest.mark.parametrize("name", ["exact", "fast"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.slow
 def test_train_array_equals_train(name, options):
     ready = decoder(name, Augment(**options))
     for data in (file(picture(260, 240), "PNG"), file(picture(90, 50), "JPEG")):
@@ -131,6 +134,7 @@ def pixels_of(name: str, augment: Augment, data: bytes, seed: int) -> torch.Tens
     return (ready.finish(ready.train(data, seed)[None], "cpu")[0] * std + mean) * 255
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "height", "mean"),
     [(260, 300, 0.05), (400, 330, 0.05), (640, 480, 1.5), (1300, 1000, 1.5), (2600, 2000, 1.5)],

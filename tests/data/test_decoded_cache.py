@@ -54,6 +54,7 @@ def test_collection_that_would_not_fit_is_rejected(tmp_path, cache):
     assert not [path for path in (cache / "decoded").iterdir() if path.suffix != ".lock"]
 
 
+@pytest.mark.slow
 def test_many_images_are_decoded_in_several_processes(tmp_path):
     manifest = open_manifest(str(write_shards(tmp_path / "many", 40, 2)))
     done = []

@@ -58,6 +58,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_image_is_decoded(kind):
     data, colour = KINDS[kind]
@@ -151,6 +152,7 @@ def test_unusable_file_is_rejected_with_a_reason(kind, monkeypatch):
 
 
 @settings(max_examples=100, deadline=None)
+@pytest.mark.slow
 @given(st.sampled_from([PHOTO, *(data for data, _ in KINDS.values())]), st.data())
 def test_damaged_bytes_give_an_image_or_a_reason(data, draw):
     damaged = bytearray(data)

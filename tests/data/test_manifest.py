@@ -203,6 +203,7 @@ def _open_slowly(path, cache, queue):
     queue.put(open_manifest(path, progress=report_first).fingerprint)
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_builds_and_the_others_wait(tmp_path, cache):
     data = write_shards(tmp_path / "data", 40, 4)
     context = multiprocessing.get_context("fork")

@@ -17,6 +17,7 @@ def test_permute_is_a_permutation_and_can_be_evaluated_in_parts(n, key):
     assert (permute(part, n, key) == whole[part]).all()
 
 
+@pytest.mark.slow
 def test_permutations_look_random():
     """Over many keys, samples and gaps between neighbours are uniform over positions."""
     n, keys = 24, 8_000
@@ -29,6 +30,7 @@ def test_permutations_look_random():
     assert ((gaps - expected) ** 2 / expected).sum() < 22 + 6 * 44**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", ["full", "blocks"])
 def test_every_epoch_sees_each_sample_once_at_every_world_size(shuffle):
     random = np.random.default_rng(0)

@@ -127,6 +127,7 @@ class TestTar:
             "twice": "duplicate key, second .jpg skipped",
         }
 
+    @pytest.mark.slow
     def test_complete_pairs_of_a_truncated_tar_are_read(self, tmp_path):
         path = write_tar(tmp_path / "s.tar", pair_members(range(10)))
         complete = path.read_bytes()

@@ -44,6 +44,7 @@ WORDS = st.sampled_from(
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=60), st.lists(WORDS, max_size=90).map(" ".join)), max_size=4))
+@pytest.mark.slow
 def test_any_captions_have_open_clips_tokens(texts):
     assert torch.equal(OURS(texts), THEIRS(texts))
 

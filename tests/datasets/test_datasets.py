@@ -122,10 +122,12 @@ def test_shards_have_complete_pairs_of_small_rgb_images(emoji: Path) -> None:
             assert {(m.mtime, m.uid, m.gid, m.mode, m.uname) for m in opened} == {(0, 0, 0, 0o644, "")}
 
 
+@pytest.mark.slow
 def test_two_processes_build_the_same_bytes_as_one(emoji: Path, tmp_path: Path) -> None:
     assert tree(get("emoji", tmp_path / "new", jobs=2, progress=True)) == tree(emoji)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [0, 20, 81, 120])
 def test_interrupted_build_resumes_to_the_same_bytes(
     emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: int
@@ -147,6 +149,7 @@ def test_interrupted_build_resumes_to_the_same_bytes(
     assert tree(get("emoji", tmp_path, jobs=1, progress=False)) == tree(emoji)
 
 
+@pytest.mark.slow
 def test_killed_build_resumes_and_keeps_its_finished_shards(emoji: Path, tmp_path: Path) -> None:
     slow = (
         "import time; from fastclip.datasets import get, render, tasks\n"
@@ -394,6 +397,7 @@ def small_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenes, "TEST", 60)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_scenes")
 def test_scenes_are_reproducible_and_hold_out_compositions_for_the_tasks(tmp_path: Path) -> None:
     one, two = (get("scenes", tmp_path / name, jobs=1, progress=False) for name in "ab")
@@ -454,6 +458,7 @@ def test_folder_in_use_is_rejected(tmp_path: Path, emoji: Path) -> None:
         assert isinstance(caught.value, FileExistsError)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_scenes")
 def test_complete_folder_that_lost_a_shard_is_rebuilt(tmp_path: Path) -> None:
     complete = tree(get("scenes", tmp_path, jobs=1, progress=False))

@@ -92,6 +92,7 @@ def _polls_after_a_failure(world):
     return seconds
 
 
+@pytest.mark.slow
 def test_without_a_signal_no_rank_stops(played):
     assert all(rank["quiet"] == [NOTHING] * 6 for rank in played)
 

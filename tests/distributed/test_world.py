@@ -186,6 +186,7 @@ def test_one_rank_needs_no_process_group(launched, environ):
         assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_rank_without_an_answer_reports_where_it_waited(launched):
     port = free_port()
     launched(**{**TORCHRUN, "RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
@@ -207,6 +208,7 @@ def test_a_port_in_use_is_an_error_that_names_it(launched):
     assert caught.value.place.port == port
 
 
+@pytest.mark.slow
 def test_restarted_ranks_never_meet_dead_ones():
     store, timeout = dist.HashStore(), timedelta(seconds=20)  # torchrun's outlives the ranks
     places = [Place(rank, 3, rank, "", 1) for rank in range(3)]
@@ -221,6 +223,7 @@ def test_restarted_ranks_never_meet_dead_ones():
     assert first[0].get("key") == b"first"
 
 
+@pytest.mark.slow
 def test_a_rank_that_gets_no_answer_gives_up():
     store = dist.HashStore()
     store.set("fastclip/start", "of a dead rank 0")
@@ -360,6 +363,7 @@ def facts_of_two():
     return [[rank, 2, rank, "cpu", rank == 0, {"from": 0}, [10, 11]] for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_meet(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ran = subprocess.run(
@@ -413,6 +417,7 @@ def srun(tmp_path_factory):
     return Srun(folder, [process.returncode for process in processes], [noticed, failed])
 
 
+@pytest.mark.slow
 def test_ranks_of_srun_meet(srun):
     assert read(srun.folder, "facts") == facts_of_two()
 

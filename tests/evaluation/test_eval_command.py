@@ -108,6 +108,7 @@ def means(run):
     return {mean["name"]: mean for mean in json.loads(run.out)["means"]}
 
 
+@pytest.mark.slow
 def test_all_38_tasks_are_scored_each_with_its_metric_and_the_three_means(
     model, datacomp, evaluate, suite_options
 ):
@@ -144,6 +145,7 @@ def test_a_complete_suite_is_not_marked_partial_in_the_table(model, datacomp, ev
     assert max(len(line) for line in table.splitlines()) <= 80  # fits a narrow terminal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("removed", "partial"),
     [
@@ -173,6 +175,7 @@ def test_a_missing_task_makes_its_means_partial(
     assert table.out.splitlines()[-1] == f"missing: {removed}"
 
 
+@pytest.mark.slow
 def test_a_truncated_task_is_reported_and_the_others_are_scored(model, datacomp, evaluate, suite_options):
     shard = datacomp / "wds_imagenet1k_test" / "test" / "1.tar"
     complete = shard.read_bytes()
@@ -216,6 +219,7 @@ def test_damaged_images_are_skipped_and_reported(model, tmp_path, evaluate):
     assert re.search(r"^photos: .*\b1 images", run.out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_any_pairs_are_a_retrieval_task(model, tmp_path, evaluate):
     lines = ["filepath,title"]
     for i in range(6):
@@ -226,6 +230,7 @@ def test_any_pairs_are_a_retrieval_task(model, tmp_path, evaluate):
     assert (result["kind"], result["measure"], result["images"]) == ("retrieval", "mean_recall@1", 6)
 
 
+@pytest.mark.slow
 def test_a_second_run_encodes_nothing_and_prints_the_same(model, tasks, evaluate, encoded, tmp_path):
     first = evaluate(model, tasks, "--json")
     assert encoded
@@ -237,6 +242,7 @@ def test_a_second_run_encodes_nothing_and_prints_the_same(model, tasks, evaluate
     assert len(lines) == 3  # nothing was written twice
 
 
+@pytest.mark.slow
 def test_a_relative_path_names_the_same_tasks(model, tasks, evaluate, encoded):
     evaluate(model, tasks)
     encoded.clear()
@@ -244,6 +250,7 @@ def test_a_relative_path_names_the_same_tasks(model, tasks, evaluate, encoded):
     assert not encoded
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes(model, tasks, evaluate, encoded, tmp_path):
     uninterrupted = evaluate(model, tasks, "--json", "--out", str(tmp_path / "uninterrupted")).out
     shutil.rmtree(tmp_path / "cache")
@@ -257,6 +264,7 @@ def test_an_interrupted_run_resumes(model, tasks, evaluate, encoded, tmp_path):
     assert [number for kind, number in encoded if kind == "images"] == [19]  # the last task only
 
 
+@pytest.mark.slow
 def test_a_truncated_last_line_costs_one_task_and_is_replaced(model, tasks, evaluate, encoded, tmp_path):
     first = evaluate(model, tasks, "--json").out
     file = tmp_path / "evaluations" / "model" / "results.jsonl"
@@ -269,6 +277,7 @@ def test_a_truncated_last_line_costs_one_task_and_is_replaced(model, tasks, eval
     assert not encoded
 
 
+@pytest.mark.slow
 def test_a_changed_template_encodes_texts_but_no_images(model, tasks, evaluate, encoded):
     before = by_task(evaluate(model, tasks, "--json"))
     (tasks / "two" / "zeroshot_classification_templates.txt").write_text("a {c}, seen from above\n")
@@ -280,6 +289,7 @@ def test_a_changed_template_encodes_texts_but_no_images(model, tasks, evaluate, 
     assert after["two"]["scores"] == pytest.approx(script)
 
 
+@pytest.mark.slow
 def test_changed_images_are_encoded_again(model, tasks, evaluate, encoded):
     evaluate(model, tasks)
     shutil.rmtree(tasks / "two")
@@ -290,6 +300,7 @@ def test_changed_images_are_encoded_again(model, tasks, evaluate, encoded):
     assert results["two"]["scores"] == pytest.approx(replica.PlainScript(model).scores(tasks / "two"))
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_file_is_reported_and_replaced(model, tasks, evaluate, encoded, tmp_path, caplog):
     first = evaluate(model, tasks, "--json", "--out", str(tmp_path / "first")).out
     for file in (tmp_path / "cache" / "features").iterdir():
@@ -305,6 +316,7 @@ def test_a_damaged_cache_file_is_reported_and_replaced(model, tasks, evaluate, e
     assert "images" not in dict(encoded)
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_scored_again(model, tasks, evaluate, encoded, tmp_path):
     first = evaluate(model, tasks, "--json", "--out", str(tmp_path / "out"))
     other = replica.tiny_export(tmp_path / "other", seed=1)
@@ -318,6 +330,7 @@ def test_a_changed_model_is_scored_again(model, tasks, evaluate, encoded, tmp_pa
     assert not encoded
 
 
+@pytest.mark.slow
 def test_another_precision_is_scored_separately(model, tasks, evaluate, encoded):
     evaluate(model, tasks)
     encoded.clear()
@@ -340,6 +353,7 @@ def run_rank(rank, port, arguments, folder, environment):
     sys.exit(code)
 
 
+@pytest.mark.slow
 def test_two_ranks_print_the_same_as_one(model, datacomp, tasks, evaluate, tmp_path):
     """Including a damaged task, and one with fewer batches than ranks."""
     for name in ("winogavil", "wds_geode_test", "wds_wilds-iwildcam_test"):
@@ -399,6 +413,7 @@ def scene_tasks(tmp_path, monkeypatch):
     return tmp_path / "scenes"
 
 
+@pytest.mark.slow
 def test_open_clip_alone_gives_the_same_scores_for_the_exported_folder(run, scene_tasks, evaluate):
     script = replica.PlainScript(run / "model")
     results = by_task(evaluate(run / "model", scene_tasks, "--json"))
@@ -408,6 +423,7 @@ def test_open_clip_alone_gives_the_same_scores_for_the_exported_folder(run, scen
         assert 0 < sum(result["scores"].values()) < len(result["scores"])
 
 
+@pytest.mark.slow
 def test_a_run_holds_its_results_and_shares_features_with_its_export(run, scene_tasks, evaluate, encoded):
     of_run = evaluate(run, scene_tasks, "--json", "--select", "scenes_shape")
     assert len((run / "evaluation" / "results.jsonl").read_text().splitlines()) == 1
@@ -439,10 +455,12 @@ def test_list_shows_present_and_missing_tasks(datacomp, tmp_path, capsys, evalua
     assert capsys.readouterr().out.count("missing  ") == 38
 
 
+@pytest.mark.slow
 def test_select_scores_the_named_tasks_in_the_given_order(model, tasks, evaluate):
     assert [*by_task(evaluate(model, tasks, "--json", "--select", "two, one"))] == ["two", "one"]
 
 
+@pytest.mark.slow
 def test_unselected_tasks_of_a_suite_are_not_listed_as_missing(model, datacomp, evaluate):
     run = evaluate(model, datacomp, "--suite", "datacomp", "--select", "wds_mnist_test")
     assert re.search(r"^Datacomp: .*1 of 38 tasks", run.out, re.MULTILINE)
@@ -516,6 +534,7 @@ def test_help_shows_usage_and_examples(capsys):
         assert all(fact in out for fact in facts)
 
 
+@pytest.mark.slow
 def test_programs_in_the_documentation_convert_datasets_to_tasks(model, tmp_path, evaluate, monkeypatch):
     """With made-up datasets instead of those on the network."""
     programs = re.findall(r"<!-- needs: network -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL)

@@ -193,6 +193,7 @@ def encode_together_and_alone(rank, world_size, pairs, unusable):
     return results
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_features_as_one(tmp_path):
     """Uneven parts, a rank with only unusable pairs in a batch, and a rank without batches."""
     (tmp_path / "unusable").mkdir()

@@ -49,6 +49,7 @@ def test_likeliest_classes_equal_those_of_a_plain_sort(case, k):
     assert metrics.likeliest(scores, k).tolist() == first_of_the_best(scores, k)
 
 
+@pytest.mark.slow
 @given(classified())
 def test_accuracy_recall_and_f1_equal_scikit_learn(case):
     scores, labels = case
@@ -133,6 +134,7 @@ def multilabel(draw):
     return scores, targets.astype(np.int64)
 
 
+@pytest.mark.slow
 @given(multilabel())
 @example((np.array([[0.5], [0.5], [0.1]]), np.array([[0], [1], [0]])))
 def test_mean_average_precision_equals_scikit_learn_over_the_classes_that_occur(case):
@@ -172,6 +174,7 @@ def cues(draw):
     return drawn
 
 
+@pytest.mark.slow
 @given(cues())
 def test_jaccard_equals_scikit_learn_for_the_highest_candidates(case):
     expected = []

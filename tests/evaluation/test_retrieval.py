@@ -70,6 +70,7 @@ def test_recalls_equal_those_of_a_plain_loop(inputs, tile):
     assert recalls(*inputs, KS, tile) == plain_recalls(*inputs, KS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("distinct", [None, 3, 17])
 def test_larger_and_tied_inputs_of_every_dtype(dtype, distinct):
@@ -130,6 +131,7 @@ def test_ties_go_to_the_lower_index():
     assert [result[f"text_retrieval_recall@{k}"] * 3 for k in (1, 2, 3, 4)] == pytest.approx([1, 2, 2, 3])
 
 
+@pytest.mark.slow
 def test_every_tile_gives_the_same_ranks():
     """Wide features and many duplicates: rounded products would break ties differently by shape."""
     image, text, own = pairs(97, 203, d=512, distinct=20)
@@ -158,6 +160,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
+@pytest.mark.slow
 def test_no_tensor_is_larger_than_the_features_or_a_tile():
     image, text, own = pairs(1000, 3000, d=8)
     with LargestTensor() as largest:

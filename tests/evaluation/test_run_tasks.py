@@ -52,6 +52,7 @@ def damage(folders):
     return shard
 
 
+@pytest.mark.slow
 def test_tasks_come_in_order_and_a_failure_does_not_stop_the_others(exported, folders):
     missing = damage(folders)
     results = list(evaluate(folders, *encoder_and_key(exported)))
@@ -84,6 +85,7 @@ def test_a_known_result_is_returned_without_encoding(exported, folders):
     assert again == [*first.values()]
 
 
+@pytest.mark.slow
 def test_progress_is_reported_for_tasks_whose_images_are_encoded(exported, folders):
     seen = {}
 
@@ -136,6 +138,7 @@ def score_on_a_rank(rank, world_size, exported, folders, cache, missing):
     return [[asdict(result) for result in results] for results in (once, again)]
 
 
+@pytest.mark.slow
 def test_two_ranks_score_like_one(exported, folders, tmp_path):
     damage(folders)
     alone = [asdict(result) for result in evaluate(folders, *encoder_and_key(exported))]
@@ -143,6 +146,7 @@ def test_two_ranks_score_like_one(exported, folders, tmp_path):
     assert both[0][0] == both[0][1] == both[1][0] == both[1][1] == alone
 
 
+@pytest.mark.slow
 def test_a_task_that_one_rank_cannot_open_fails_on_all_and_the_others_are_scored(exported, folders, tmp_path):
     (once, again), (others, _) = run_ranks(
         score_on_a_rank, 2, exported, folders, tmp_path / "caches", str(tmp_path / "not here")

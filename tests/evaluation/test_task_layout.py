@@ -563,6 +563,7 @@ def test_the_fingerprint_of_images_ignores_class_names_and_templates(folder):
     assert open_task("pets", folder).images_fingerprint != before.images_fingerprint
 
 
+@pytest.mark.slow
 def test_thousands_of_small_shards_are_read_quickly(tmp_path):
     folder = write_task(tmp_path / "pets", [[]])
     write_tar(folder / "test" / "0.tar", [("a.png", b"x"), ("a.cls", b"1"), ("b.png", b"y"), ("b.cls", b"0")])

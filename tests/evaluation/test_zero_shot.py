@@ -130,12 +130,14 @@ def check_classification(scores, similarities, labels, groups):
     assert 0 < scores["acc1"] < scores["acc5"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
 def test_classification_and_its_groups(model, tmp_path):
     task, files, labels, groups = classification(tmp_path / "task")
     check_classification(scored(task, model), plain_scores(model, files), labels, groups)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
 def test_labels_and_groups_stay_with_their_images_when_others_are_skipped(model, tmp_path):
     damaged = [0, 7, 8, 9, 10, 11, 12, 13, 30, 59]  # with one complete batch
@@ -165,6 +167,7 @@ def test_fewer_classes_than_five(model, tmp_path):
     assert scores["acc5"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [1, 3, 59, 60])
 def test_scores_do_not_depend_on_tiles_and_batches(model, tmp_path, tile):
     task, *_ = classification(tmp_path / "task")
@@ -259,6 +262,7 @@ def plain_associations(model, lines):
     return np.array(values)
 
 
+@pytest.mark.slow
 def test_associations_and_their_means_by_the_number_of_candidates(model, tmp_path):
     sizes = np.array([5, 6, 8, 10, 12, 5, 12, 10, 9])
     task, lines = winogavil(tmp_path / "wino", sizes)
@@ -320,6 +324,7 @@ def assert_rejected(argument, facts, task, model, **how):
     assert all(fact in caught.value.problem for fact in facts)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_with_more_tokens_than_the_models_context(model, tmp_path):
     task, *_ = classification(tmp_path / "task")
     facts = ["77 tokens", "49,407", "8 tokens", "49,408"]
@@ -342,6 +347,7 @@ def test_images_of_a_size_that_the_model_does_not_take(tmp_path, image_size):
     assert_rejected("transform", facts, task, tiny_model(image_size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tower", ["visual.proj", "text_projection"])
 def test_features_that_are_not_finite_are_an_error(tmp_path, tower):
     task, *_ = classification(tmp_path / "task")
@@ -375,6 +381,7 @@ def score_together(rank, world_size, tasks):
     return scores, errors, scored(tasks[0], model, **together)["acc1"]
 
 
+@pytest.mark.slow
 def test_two_ranks_score_like_one_and_fail_together(model, tmp_path):
     tasks = [classification(tmp_path / "a", damaged=(1, 2))[0], winogavil(tmp_path / "b", [5, 10, 12])[0]]
     alone = [scored(task, model) for task in tasks]

@@ -70,6 +70,7 @@ def ten_steps(rank, world_size, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_any_world_size_gives_the_same_run(dtype):
     tolerance = TOLERANCE[dtype]
@@ -127,6 +128,7 @@ def load_state(rank, world_size, name, folder):
     return {key: column[: state.held] for key, column in state.columns.items()}, int(state.visited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3"])
 @pytest.mark.timeout(180)
 def test_a_state_saved_by_four_ranks_loads_on_one_and_two_row_for_row(name, tmp_path):

@@ -27,6 +27,7 @@ def passes(e1, e2, tau_B2, u_B2, k, K, tile_bytes, epsilon=1e-14, power=1):
     return estimates, gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [1, 2, 4, 8])
 @given(
     b=st.integers(1, 5),

@@ -40,6 +40,7 @@ def logs_of_u(loss):
 
 @pytest.mark.parametrize(("name", "estimator"), CASES)
 @given(data=st.data())
+@pytest.mark.slow
 def test_steps_equal_the_papers_equations(name, estimator, data):
     n = 30
     gamma = data.draw(st.sampled_from([1.0, 0.3, 0.85]), "gamma")
@@ -259,6 +260,7 @@ def _precisions():
     return (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 def test_a_step_on_a_gpu_never_waits_for_the_host(name, monkeypatch):
     """Fake CUDA tensors raise on `.item()`, `nonzero` and mixed devices. (Backward needs a real GPU.)"""

@@ -233,6 +233,7 @@ def test_keep_must_be_positive(tmp_path):
 # Kills and full disks
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_change_of_the_folder_leaves_a_complete_checkpoint(tmp_path):
     """Save step after step in child processes, each killed one filesystem change later than the last."""
     checkpoints, change, published, finished = Checkpoints(tmp_path, keep=1), 0, 0, False
@@ -698,6 +699,7 @@ def save_at_four_two_one_and_four(rank, _, folder, stores):
     dist.init_process_group("gloo", init_method=f"file://{stores}/end", rank=rank, world_size=4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_four_ranks_loads_on_two_one_and_four(tmp_path):
     folder, stores = tmp_path / "checkpoints", tmp_path / "stores"
     stores.mkdir()
@@ -759,6 +761,7 @@ def fail_on_one(rank, world_size, folder):
     return [(str(error.value), error.value.step, error.value.newest) for error in (failed, unknown, apart)]
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_is_raised_on_all(tmp_path):
     for failed, unknown, apart in run_ranks(fail_on_one, 2, tmp_path):
         assert failed[1:] == (2, tmp_path / "step-00000001")

@@ -49,6 +49,7 @@ def run(train):
 # The model.
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_has_the_trained_model(train):
     trainer = train("last")
     model, tau = load_model(trainer.folder)
@@ -58,6 +59,7 @@ def test_the_last_checkpoint_has_the_trained_model(train):
     assert tau == pytest.approx(exp(-trainer.train_step.loss.log_scale.item()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_float64_run_is_loaded_as_float32(train):
     trainer = train("double", precision="float64", epochs=0.5)
     model, tau = load_model(trainer.folder)
@@ -67,6 +69,7 @@ def test_a_float64_run_is_loaded_as_float32(train):
     assert tau == trainer.train_step.loss.mean_tau()
 
 
+@pytest.mark.slow
 def test_siglips_bias_and_scale_are_loaded_with_the_model(train):
     trainer = train("siglip", "siglip", optim__lr=0.1)
     model, tau = load_model(trainer.folder)
@@ -75,6 +78,7 @@ def test_siglips_bias_and_scale_are_loaded_with_the_model(train):
     assert model.clip.logit_scale.item() == trainer.train_step.towers.clip.logit_scale.item()
 
 
+@pytest.mark.slow
 def test_a_temperature_beyond_its_limit_is_loaded_as_the_limit(train):
     """The last step may leave the range; the next one would have clamped it."""
     trainer = train("limit", loss__tau=0.0101, loss__rho=4, loss__tau_lr=0.5, epochs=0.2)
@@ -82,6 +86,7 @@ def test_a_temperature_beyond_its_limit_is_loaded_as_the_limit(train):
     assert load_model(trainer.folder)[1] == trainer.train_step.loss.mean_tau() == 0.01
 
 
+@pytest.mark.slow
 def test_a_missing_checkpoint_is_an_error_with_the_folder(run, tmp_path):
     (tmp_path / "new" / "checkpoints").mkdir(parents=True)
     for folder, which in (
@@ -165,6 +170,7 @@ def poison(lab, run, mark, tmp_path, monkeypatch, capsys):
     return put
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pickle", "torch"])
 @pytest.mark.parametrize("file", ["state.json", "rank-00000.safetensors", "rank-00001.safetensors"])
 def test_a_poisoned_checkpoint_is_refused_and_never_executed(file, kind, poison, mark):
@@ -174,12 +180,14 @@ def test_a_poisoned_checkpoint_is_refused_and_never_executed(file, kind, poison,
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_the_file_that_torch_would_unpickle_is_not_read(poison, mark):
     for code, _ in poison(".metadata", "pickle"):
         assert code == 0
     assert not mark.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pickle", "torch"])
 def test_poisoned_pretrained_weights_are_never_executed(kind, lab, mark, tmp_path, capsys):
     (tmp_path / "folder").mkdir()

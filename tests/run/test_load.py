@@ -47,6 +47,7 @@ def test_load_is_listed_without_importing_torch():
     assert set(fastclip.__all__) <= set(re.findall(r"\w+", str(caught.value)))
 
 
+@pytest.mark.slow
 def test_a_run_and_its_export_are_one_model_and_open_clip_agrees(run, model, files):
     exported = fastclip.load(str(run / "model"))
     theirs, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{run / 'model'}")

@@ -35,6 +35,7 @@ def records(path):
     return [{name: value for name, value in r.items() if name != "time"} for r in read_metrics(path)]
 
 
+@pytest.mark.slow
 def test_an_old_folder_resumes_to_the_same_numbers(folder):
     assert not (folder / "run.json").exists()
     assert [path.name for path in folder.glob("checkpoints/step-*/*.safetensors")] == [
@@ -51,6 +52,7 @@ def test_an_old_folder_resumes_to_the_same_numbers(folder):
         assert evaluation == pytest.approx(expected_evaluation)
 
 
+@pytest.mark.slow
 def test_other_settings_are_still_refused(folder):
     config = resolve(parse(["--config", "run/config.yaml", "--loss.tau", "0.05"]))
     with pytest.raises(OtherRun) as caught:
@@ -72,6 +74,7 @@ def test_settings_of_another_version_are_refused(folder):
     assert main(["train", "--config", "run/config.yaml"]) == 1
 
 
+@pytest.mark.slow
 def test_an_old_folder_can_be_loaded_evaluated_exported_and_reported(folder, capsys):
     features = load(folder).encode_text("colour number 3")
     assert torch.isfinite(features).all()

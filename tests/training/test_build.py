@@ -75,6 +75,7 @@ def test_a_batch_that_is_not_divisible_by_the_ranks_is_refused_with_one_that_is(
     assert str(ranks) in error.rule
 
 
+@pytest.mark.slow
 def test_a_collection_smaller_than_a_batch_is_refused_and_the_advice_works(tmp_path, pairs_24, towers):
     with pytest.raises(OptionError) as caught:
         open_training_pairs(config(pairs_24, 25), towers, ALONE)
@@ -109,6 +110,7 @@ def test_training_data_is_required(towers):
     assert (caught.value.option, caught.value.value) == ("data.train", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scenes", "emoji", "icons"])
 def test_missing_data_of_a_recipe_can_be_downloaded(name, towers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -215,6 +217,7 @@ def test_whole_batches_and_frozen_statistics_work_with_batch_norm(micro, model, 
     assert len(open_training_pairs(settings, build_towers(settings, ALONE), ALONE).manifest) == 24
 
 
+@pytest.mark.slow
 def test_frozen_statistics_make_accumulation_exact_for_a_resnet(models):
     weights = {}
     for micro in (None, 3):

@@ -23,6 +23,7 @@ def evaluations(out):
     return [record for record in read_metrics(out / "metrics.jsonl") if "evaluation" in record]
 
 
+@pytest.mark.slow
 def test_tasks_are_scored_and_the_scores_are_those_of_fastclip_eval(lab, tmp_path, capsys):
     options = lab.options(tmp_path / "run", "fastclip-v3", evaluate__tasks=lab.folder / "tasks")
     assert main(["train", *options, "--evaluate.best", "animals/acc5"]) == 0
@@ -43,6 +44,7 @@ def test_tasks_are_scored_and_the_scores_are_those_of_fastclip_eval(lab, tmp_pat
             assert last[f"{task}/{name}"] == value
 
 
+@pytest.mark.slow
 def test_without_pairs_the_mean_of_the_tasks_selects_the_best(lab, tmp_path):
     options = lab.options(tmp_path / "run", "openclip", evaluate__tasks=lab.folder / "tasks")
     at = options.index("--evaluate.pairs")
@@ -53,6 +55,7 @@ def test_without_pairs_the_mean_of_the_tasks_selects_the_best(lab, tmp_path):
     assert metadata["best"]["measure"] == "tasks_mean"
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_scores_of_one(lab, tmp_path):
     for ranks in (1, 2):
         out = tmp_path / f"{ranks}"
@@ -62,6 +65,7 @@ def test_two_ranks_give_the_scores_of_one(lab, tmp_path):
     assert one == two  # before the first step, when the weights are identical
 
 
+@pytest.mark.slow
 def test_a_folder_without_tasks_and_an_invalid_task_are_refused_before_training(lab, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["train", *lab.options(tmp_path / "a", "mbcl", evaluate__tasks=tmp_path / "empty")]) == 1

@@ -55,6 +55,7 @@ def features(clip, images, tokens):
         return clip.encode_image(images, normalize=True), clip.encode_text(tokens, normalize=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vit-scenes", "vit-emoji", "vit-icons", "vit", "resnet"])
 def test_open_clip_loads_the_same_model(tmp_path, kind):
     model = build(kind, tmp_path)
@@ -109,12 +110,14 @@ def test_any_layout_and_precision_is_written_as_contiguous_float32(tmp_path):
         assert torch.equal(loaded[name], tensor.to(loaded[name].dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"freeze": "image"}, {"batch_norm": "frozen"}])
 def test_frozen_parts_are_exported_with_all_their_keys(tmp_path, options):
     folder = export(build("resnet", tmp_path, **options), tmp_path / "out", tau=None)
     open_clip.create_model(f"local-dir:{folder}")  # strict
 
 
+@pytest.mark.slow
 def test_load_exported_gives_the_same_model_in_eval_mode(tmp_path):
     model = build("resnet", tmp_path)
     model.clip.visual.preprocess_cfg |= {"mean": (0.1, 0.2, 0.3), "resize_mode": "squash"}
@@ -138,6 +141,7 @@ def test_a_folder_that_is_not_an_export_is_not_loaded(tmp_path):
     assert caught.value.path == str(tmp_path / "open_clip_config.json")
 
 
+@pytest.mark.slow
 def test_an_earlier_export_is_replaced_with_its_card(tmp_path):
     model = build("vit", tmp_path)
     export(model, tmp_path / "out", tau=0.5, card="# First\n")
@@ -239,6 +243,7 @@ def test_files_of_a_hub_tokenizer_are_exported(tmp_path):
         assert sorted(path.name for path in folder.iterdir()) == [*FILES, "tokenizer.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tau", [0, -1, float("inf"), float("nan")])
 def test_a_temperature_must_be_positive(tmp_path, tau):
     with pytest.raises(InputError) as caught:

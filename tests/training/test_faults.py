@@ -61,6 +61,7 @@ def nan_steps(monkeypatch):
     return steps
 
 
+@pytest.mark.slow
 def test_non_finite_steps_are_skipped_and_counted_and_the_run_continues(train, nan_steps, tmp_path):
     nan_steps |= {1, 3, *range(5, 14)}  # at most nine in a row
     assert train(epochs=3)[0] == 0
@@ -73,6 +74,7 @@ def test_non_finite_steps_are_skipped_and_counted_and_the_run_continues(train, n
     )
 
 
+@pytest.mark.slow
 def test_ten_non_finite_steps_in_a_row_end_the_run_and_the_checkpoints_are_sound(
     train, lab, nan_steps, tmp_path, monkeypatch
 ):
@@ -115,6 +117,7 @@ def table(folder, n):
     return folder / "pairs.csv"
 
 
+@pytest.mark.slow
 def test_a_stalled_loader_worker_is_an_error_with_the_file(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
     pairs = table(tmp_path / "pairs", 32)
@@ -140,6 +143,7 @@ def children(process):
     return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_killed_loader_worker_ends_the_run_with_an_error(lab, tmp_path):
     run = lab.start(
         tmp_path / "run",
@@ -159,6 +163,7 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error(lab, tmp_path):
     assert re.search("(loader|DataLoader) worker", last)
 
 
+@pytest.mark.slow
 def test_damaged_images_are_replaced_logged_and_counted(train, tmp_path, caplog):
     damaged = (5, 40, 77)
     pairs = collection(tmp_path / "damaged", 96, damaged=damaged)
@@ -173,6 +178,7 @@ def test_damaged_images_are_replaced_logged_and_counted(train, tmp_path, caplog)
     assert "3 × " in summary
 
 
+@pytest.mark.slow
 def test_too_many_damaged_images_end_the_run_with_the_worst_file(train, tmp_path):
     pairs = collection(tmp_path / "damaged", 96, damaged=range(0, 96, 4))
     code, lines = train(data__train=pairs, data__max_bad=0.1)
@@ -181,6 +187,7 @@ def test_too_many_damaged_images_end_the_run_with_the_worst_file(train, tmp_path
     assert f"{pairs} (1" in lines[-1]  # 10 or more, depending on the batch
 
 
+@pytest.mark.slow
 def test_ranks_add_up_their_counts_of_damaged_images(lab, tmp_path):
     pairs = collection(tmp_path / "damaged", 96, damaged=range(0, 96, 8))
     changed = {"data__train": pairs, "evaluate__pairs": "null", "log__every_steps": 3}
@@ -197,6 +204,7 @@ def test_ranks_add_up_their_counts_of_damaged_images(lab, tmp_path):
 # Errors before the first step.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -225,6 +233,7 @@ def test_a_folder_that_cannot_be_written_is_an_immediate_error(place, train, tmp
     assert (tmp_path / "file").read_text() == "in the way"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "option"), [("tensorboard", {"log__tensorboard": "true"}), ("wandb", {"log__wandb": "project"})]
 )
@@ -237,6 +246,7 @@ def test_a_missing_package_is_reported_before_the_first_step(extra, option, trai
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_batch_that_two_ranks_cannot_share_ends_both_immediately(lab, tmp_path):
     started = time.monotonic()
     run = lab.start(tmp_path / "run", 2, batch__size=15)

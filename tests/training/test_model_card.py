@@ -59,6 +59,7 @@ def hub_scores(card):
     return {(r.dataset_name, r.metric_name): r.metric_value for r in ModelCard(card).data.eval_results or []}
 
 
+@pytest.mark.slow
 def test_the_metadata_is_valid_for_the_hub_and_has_the_runs_scores(run, make):
     card = ModelCard(make())
     assert card.data.library_name == "open_clip"
@@ -96,6 +97,7 @@ def scored(run, tmp_path_factory):
     return copy
 
 
+@pytest.mark.slow
 def test_exporting_after_eval_adds_its_scores(scored, tmp_path, make):
     results = [json.loads(line) for line in (scored / "evaluation/results.jsonl").read_text().splitlines()]
     folder = scored / "model"
@@ -144,6 +146,7 @@ def test_tasks_scored_in_training_show_their_main_measure(run, tmp_path, make):
     assert hub_scores(make(run=copy)) == {("a", "acc1"): 0.5, ("b", "mean_recall@1"): 0.25}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "known"),
     [

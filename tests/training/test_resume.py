@@ -55,6 +55,7 @@ def contents(folder):
 # Killed.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(lab, tmp_path, ranks):
     random = Random(ranks)
@@ -65,6 +66,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(lab, tmp_
     assert_same_run(tmp_path / "run", lab.reference(ranks))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_rank_killed_under_torchrun_is_restarted_and_the_result_is_the_same(lab, tmp_path):
     run, mark = tmp_path / "run", f"FASTCLIP_TEST={tmp_path}"
@@ -110,6 +112,7 @@ def processes_with(*variables):
     return pids
 
 
+@pytest.mark.slow
 def test_counts_between_two_records_are_not_lost_with_a_kill(lab, tmp_path):
     """Each rank has its own losses and its own damaged images; step 4 is between records."""
     damaged = collection(tmp_path / "damaged", 96, damaged=range(0, 96, 8))
@@ -126,6 +129,7 @@ def test_counts_between_two_records_are_not_lost_with_a_kill(lab, tmp_path):
 # Interrupted by a signal.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "number", "rank"),
     [(1, signal.SIGINT, None), (2, signal.SIGTERM, 1)],
@@ -147,6 +151,7 @@ def test_a_signal_saves_the_step_at_which_all_ranks_stop_and_the_run_resumes_the
     assert_same_run(tmp_path / "run", lab.reference(ranks))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_stopped_with_two_ranks_resumes_with_one_two_and_four(lab, tmp_path):
     """The same batches, and the same numbers except for rounding, after 50 more steps."""
@@ -225,6 +230,7 @@ def test_leftovers_of_a_kill_are_removed_and_links_corrected_when_the_run_starts
 # Refused, or nothing to do.
 
 
+@pytest.mark.slow
 def test_another_run_in_the_folder_is_refused_and_left_unchanged(lab, tmp_path):
     run = shutil.copytree(lab.reference(1), tmp_path / "run", symlinks=True)
     others = collection(tmp_path / "others", 96, start=500)
@@ -248,6 +254,7 @@ def test_another_run_in_the_folder_is_refused_and_left_unchanged(lab, tmp_path):
         assert contents(run) == before, changed
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_further(lab, tmp_path):
     run = shutil.copytree(lab.reference(1), tmp_path / "run", symlinks=True)
     before = contents(run)
@@ -265,12 +272,14 @@ def test_a_finished_run_is_not_trained_further(lab, tmp_path):
 # The same run in other ways.
 
 
+@pytest.mark.slow
 def test_training_from_the_config_of_a_folder_reproduces_the_run(lab, tmp_path):
     options = ["--config", str(lab.reference(1) / "config.yaml"), "--out", str(tmp_path / "run")]
     Run(options, 1, lab.environment).finish()
     assert_same_run(tmp_path / "run", lab.reference(1))
 
 
+@pytest.mark.slow
 def test_the_number_of_loader_workers_changes_nothing(lab, tmp_path):
     assert "workers: 0" in (lab.reference(1) / "config.yaml").read_text()
     lab.start(tmp_path / "run", data__workers=2).finish()
@@ -280,6 +289,7 @@ def test_the_number_of_loader_workers_changes_nothing(lab, tmp_path):
 # Which checkpoints are saved and kept.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_timed_checkpoints_keep_the_newest_and_the_best(lab, tmp_path, ranks):
     run = lab.start(tmp_path / "run", ranks, checkpoint__every_minutes=1e-4, checkpoint__every_steps="null")
@@ -295,6 +305,7 @@ def test_timed_checkpoints_keep_the_newest_and_the_best(lab, tmp_path, ranks):
     assert_same_run(run.folder, lab.reference(ranks))
 
 
+@pytest.mark.slow
 def test_a_full_disk_does_not_stop_training_until_the_end_and_loses_nothing(lab, tmp_path):
     run = lab.start(tmp_path / "run", 2)
     run.wait_for_step(2)

@@ -253,6 +253,7 @@ def _four_ranks(rank, size, models):
 # Exact accumulation, at any world size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [Case(name, micro) for name in ALGORITHMS for micro in (None, 4, 6)], ids=str
 )
@@ -265,6 +266,7 @@ def test_micro_batches_give_the_update_of_the_whole_batch(case, models, in_one_g
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)
+@pytest.mark.slow
 def test_two_ranks_give_the_update_of_one_with_and_without_micro_batches(case, two_ranks, in_one_graph):
     first, second = (rank["trained"][case] for rank in two_ranks)
     assert_equal_to_1e10(first, in_one_graph(case))
@@ -272,12 +274,14 @@ def test_two_ranks_give_the_update_of_one_with_and_without_micro_batches(case, t
 
 
 @pytest.mark.parametrize("case", OF_FOUR, ids=str)
+@pytest.mark.slow
 def test_four_ranks_give_the_update_of_one(case, four_ranks, in_one_graph):
     assert_equal_to_1e10(four_ranks[0][case], in_one_graph(case))
     for other in four_ranks[1:]:
         assert_same_bits(four_ranks[0][case], other[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [None, 3])
 def test_the_state_is_written_once_per_step(micro, models, two_ranks):
     visits = torch.zeros(N, 1, dtype=torch.float64)
@@ -311,6 +315,7 @@ def _reductions(train_step, world):
 # Dropout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fastclip-v1", "fastclip-v2", "fastclip-v3", "openclip"])
 @pytest.mark.parametrize("micro", [4, 6, None])
 def test_with_dropout_micro_batches_equal_one_graph(name, micro, models, in_one_graph):
@@ -449,6 +454,7 @@ def _poisoned(train_step, at, world):
 # Precisions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", "openclip"])
@@ -591,6 +597,7 @@ def _refuse(name, *_):
     raise _HostRead(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", "mbcl", *PEERS])
@@ -609,6 +616,7 @@ def test_lion_waits_for_the_device(models, monkeypatch):
         _step_without_reads(train_step, patch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", *PEERS])
 def test_a_step_on_a_gpu_never_waits_for_the_host(name, micro, models, monkeypatch):
@@ -646,6 +654,7 @@ def _make_fake(towers):
 # torch.compile
 
 
+@pytest.mark.slow
 def test_compiled_towers_have_the_same_weight_names_and_give_the_same_update(models, monkeypatch):
     graphs = []
 

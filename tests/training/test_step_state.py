@@ -51,6 +51,7 @@ def assert_same_state(one, other):
 
 
 @pytest.mark.parametrize("case", ROUND_TRIPS, ids=str)
+@pytest.mark.slow
 def test_restored_state_is_identical_and_training_continues_bit_for_bit(case, models):
     saved, other = make(models, case), make(models, case)
     update(saved, range(2))

@@ -212,6 +212,7 @@ def test_tensorboard_events_can_be_read_back_after_a_resume(plan):
     assert not {"train/gamma", "train/step", "train/time"} & tags
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline_keeps_its_id_over_a_resume(plan, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -244,6 +245,7 @@ def test_a_missing_package_is_named(plan, monkeypatch, package, options, value):
     assert f"fastclip[{package}]" in caught.value.advice
 
 
+@pytest.mark.slow
 def test_optional_packages_are_imported_only_when_used():
     import subprocess
 

@@ -70,6 +70,7 @@ def own_log_scale(trainer):
     return state["loss.log_scale" if "loss.log_scale" in state else "model.clip.logit_scale"].item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fastclip-v3", "fastclip-v2", "openclip", "sogclr"])
 def test_open_clip_loads_the_trained_model_from_an_export_and_from_the_run(
     algorithm, train, tmp_path, capsys
@@ -98,6 +99,7 @@ def test_an_export_and_the_model_of_the_run_are_identical_files(train, tmp_path)
         assert (tmp_path / "out" / name).read_bytes() == (run / "model" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_mean_and_deviation_of_pretrained_weights_are_exported(train, tmp_path, lab):
     first = tmp_path / "first"
     shutil.copytree(train("fastclip-v3").folder / "model", first)
@@ -110,6 +112,7 @@ def test_mean_and_deviation_of_pretrained_weights_are_exported(train, tmp_path, 
     assert (clip.visual.preprocess_cfg["mean"], clip.visual.preprocess_cfg["std"]) == (MEAN, STD)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_can_be_exported(train, tmp_path, monkeypatch):
     scores = [0.0, 0.9, 0.1]  # untrained, half of the epoch, the end
     monkeypatch.setattr(Evaluator, "measure", lambda self: {"mean_recall@1": scores.pop(0)})
@@ -126,6 +129,7 @@ def test_the_best_checkpoint_can_be_exported(train, tmp_path, monkeypatch):
 
 def test_a_failed_export_prints_one_line_and_writes_nothing(train, tmp_path, capsys):
     run = train("fastclip-v3").folder
+    capsys.readouterr()  # what training printed
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
     for source, target, path in (

@@ -79,6 +79,7 @@ def mean_recall_at_10(scores):
     return (scores["image_retrieval_recall@10"] + scores["text_retrieval_recall@10"]) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "optimizer", "epochs"),
     [
@@ -123,6 +124,7 @@ COMMON = ["step", "epoch", "samples", "loss", "tau", "grad_norm", "skipped", "lr
 ROBUST = ["radius", "log_u_q05", "log_u_q50", "log_u_q95", "max_weight", "unvisited", "gamma", "tau_lr"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "keys"), [("openclip", COMMON), ("fastclip-v3", COMMON + ROBUST)])
 def test_a_record_has_all_values_of_the_algorithm(algorithm, keys, train):
     logged = read_metrics(train(algorithm, log__every_steps=5) / "metrics.jsonl")
@@ -135,6 +137,7 @@ def test_a_record_has_all_values_of_the_algorithm(algorithm, keys, train):
         assert record["skipped"] == record["bad"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["openclip", "fastclip-v3"])
 def test_the_loss_of_a_record_is_the_mean_since_the_last_one(algorithm, train):
     single = [record["loss"] for record in records(train(algorithm))]
@@ -155,6 +158,7 @@ SCHEDULED = {
 }
 
 
+@pytest.mark.slow
 def test_the_learning_rate_warms_up_linearly_and_decays_by_a_cosine_to_min_lr(train):
     falling = [0.001 + 0.009 * (1 + cos(pi * step / 14)) / 2 for step in range(14)]
     rates = [record["lr"] for record in records(train("fastclip-v1", **SCHEDULED))]
@@ -166,6 +170,7 @@ def test_gamma_decays_by_a_cosine_per_epoch_and_then_stays(train):
     assert gammas == pytest.approx([1.0] * 6 + [0.65] * 6 + [0.3] * 6)
 
 
+@pytest.mark.slow
 def test_below_0_03_the_learning_rate_of_v3s_tau_is_a_third(train):
     """SGD without momentum moves log(1/τ) by the learning rate times the gradient; the records have both."""
     rate, rho = 0.01, 4.0  # more than the radius can reach: τ falls
@@ -183,6 +188,7 @@ def test_below_0_03_the_learning_rate_of_v3s_tau_is_a_third(train):
         assert moved == pytest.approx(record["tau_lr"] * gradient, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_other_algorithms_keep_the_learning_rate_of_tau_below_0_03(train):
     found = records(train("fastclip-v0", loss__tau=0.02, batch__reference=16, epochs=0.5))
     assert {record["tau_lr"] for record in found} == {1e-3}
@@ -192,6 +198,7 @@ def test_other_algorithms_keep_the_learning_rate_of_tau_below_0_03(train):
 # Evaluations.
 
 
+@pytest.mark.slow
 def test_evaluations_are_at_the_start_after_each_interval_and_at_the_end(train, lab):
     found = evaluations(train(evaluate__pairs=lab.held_out, evaluate__every_epochs=0.75))
     assert [record["step"] for record in found] == [0, 5, 9, 12]
@@ -208,6 +215,7 @@ def scores(monkeypatch):
     return upcoming
 
 
+@pytest.mark.slow
 def test_the_highest_score_of_the_chosen_measure_is_best_and_its_checkpoint_is_kept(train, lab, scores):
     values = [0.9, 0.1, 0.4, 0.4, 0.3]  # the untrained model is never the best; of equal ones the first is
     scores += values
@@ -224,6 +232,7 @@ def test_the_highest_score_of_the_chosen_measure_is_best_and_its_checkpoint_is_k
     assert sorted(path.name for path in checkpoints.glob("step-*")) == ["step-00000006", "step-00000012"]
 
 
+@pytest.mark.slow
 def test_an_unknown_measure_is_refused_before_the_first_step(lab, tmp_path, capsys):
     options = lab.options(tmp_path / "run", "fastclip-v3", evaluate__best="recall@1")
     assert main(["train", *options]) == 1
@@ -233,6 +242,7 @@ def test_an_unknown_measure_is_refused_before_the_first_step(lab, tmp_path, caps
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["openclip", "fastclip-v3"])
 def test_evaluations_do_not_change_a_single_bit_of_the_run(algorithm, train, lab):
     with_it = train(algorithm, evaluate__pairs=lab.held_out, evaluate__every_epochs=0.75)
@@ -255,6 +265,7 @@ def weights(folder, tower):
     return {name: found[name] for name, of in chosen.items() if of == tower}
 
 
+@pytest.mark.slow
 def test_lit_starts_from_an_exported_folder_and_keeps_its_image_tower(train, lab):
     evaluated = {"evaluate__pairs": lab.held_out, "evaluate__every_epochs": 0.75}
     first = train(**evaluated)
@@ -269,6 +280,7 @@ def test_lit_starts_from_an_exported_folder_and_keeps_its_image_tower(train, lab
     assert not any(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "tolerance"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _EMOJI = {  # held-out sets and their tasks
     "twemoji": ("retrieval", "words", "flags", "skin_tones", "categories"),
@@ -34,7 +35,7 @@ class Collection:
     """Sets excluded from training, with their tasks: the evaluation suite of this name."""
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.description} ({'needs npm' if self.needs_npm else 'no download'})"
+        return f"{self.name}: {self.description} ({'needs npm' if self.needs_npm else 'no download'})"
 
 
 COLLECTIONS = {
@@ -43,17 +44,26 @@ COLLECTIONS = {
         Collection(
             "emoji",
             "fastclip.datasets.icons",
-            "coloured emoji of five sets, tested on five other sets, takes a minute",
+            "coloured emoji of five sets, tested on five other sets, in a minute",
             needs_npm=True,
             held_out=_EMOJI,
         ),
         Collection(
             "icons",
             "fastclip.datasets.icons",
-            "346,000 icons, tested on held-out sets, takes six minutes",
+            "346,000 icons, tested on held-out sets, in six minutes",
             needs_npm=True,
             held_out=_EMOJI | _ICONS,
         ),
         Collection("scenes", "fastclip.datasets.scenes", "captioned coloured shapes, generated in seconds"),
     )
 }
+
+
+def how_to_get(paths: list[str] | str) -> str:
+    """How to download missing data of a recipe; empty for other data."""
+    for path in [paths] if isinstance(paths, str) else paths:
+        folder, name = [*path.split("/"), ""][:2]
+        if folder == "data" and name in COLLECTIONS and not Path(path).exists():
+            return f" Download it with `fastclip data get {name}`."
+    return ""

@@ -103,7 +103,7 @@ class DataConfig:
         _check("data.workers", self.workers, self.workers >= 0, "0 or more", 2)
         _check("data.window", self.window, self.window >= 1, "at least 1", 20_000)
         _check("data.max_bad", self.max_bad, 0 <= self.max_bad < 1, "in [0, 1)", 0.01)
-        _check("data.timeout", self.timeout, 0 <= self.timeout < inf, "0 or more, and finite", 600)
+        _check("data.timeout", self.timeout, 0 <= self.timeout < inf, "finite and at least 0", 600)
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class BatchConfig:
     micro: int | None = None
     """Pairs that a rank encodes at a time: less memory, about a third more time, exactly the same update."""
     reference: int | None = None
-    """Batch size that lr and tau_lr are meant for: at another size both scale in proportion, as in the paper.
-    By default nothing is scaled."""
+    """Batch size that optim.lr and loss.tau_lr are meant for: at another size both scale in proportion, as in
+    the paper. By default nothing is scaled."""
 
     def __post_init__(self) -> None:
         micro, reference = self.micro, self.reference
@@ -140,7 +140,7 @@ class OptimOptions:
     momentum: float | None = None
     """Momentum of SGD."""
     warmup: int | None = None
-    """Warm-up steps, in which the rate rises from 0. Default: a tenth of the run, at most 10,000."""
+    """Steps in which the learning rate rises from 0. Default: a tenth of the run, at most 10,000."""
     min_lr: float | None = None
     """Learning rate at the end of the cosine. Default: 0."""
     clip: float | None = None
@@ -151,11 +151,11 @@ class OptimOptions:
             value = getattr(self, name)
             _check(f"optim.{name}", value, value is None or good(value), rule, example)
 
-        check("lr", lambda lr: 0 <= lr < inf, "0 or more, and finite", 1e-3)
-        check("weight_decay", lambda decay: 0 <= decay < inf, "0 or more, and finite", 0.1)
+        check("lr", lambda lr: 0 <= lr < inf, "finite and at least 0", 1e-3)
+        check("weight_decay", lambda decay: 0 <= decay < inf, "finite and at least 0", 0.1)
         in_range = all(0 <= beta < 1 for beta in self.betas or ())
         _check("optim.betas", self.betas, in_range, "two numbers in [0, 1)", "[0.9, 0.98]")
-        check("eps", lambda eps: 0 < eps < inf, "above 0, and finite", 1e-6)
+        check("eps", lambda eps: 0 < eps < inf, "finite and above 0", 1e-6)
         check("momentum", lambda momentum: 0 <= momentum < 1, "in [0, 1)", 0.9)
         check("warmup", lambda steps: steps >= 0, "0 or more", 1000)
         check("min_lr", lambda lr: lr >= 0, "0 or more", 0.0)
@@ -192,7 +192,7 @@ class CheckpointConfig:
     every_minutes: float = 10.0
     """Minutes between checkpoints."""
     every_steps: int | None = None
-    """Steps between checkpoints, in addition to those every few minutes."""
+    """Steps between checkpoints, in addition to checkpoint.every_minutes."""
     keep: int = 2
     """Number of newest checkpoints to keep, besides the best."""
 
@@ -253,9 +253,9 @@ class TrainConfig:
     """Values per optimizer (in recipes)."""
 
     def __post_init__(self) -> None:
-        _check("epochs", self.epochs, 0 < self.epochs < inf, "above 0, and finite", 30)
+        _check("epochs", self.epochs, 0 < self.epochs < inf, "finite and above 0", 30)
         _check("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2⁶³)", 0)
-        _check("timeout", self.timeout, 0 < self.timeout < inf, "above 0, and finite", 1800)
+        _check("timeout", self.timeout, 0 < self.timeout < inf, "finite and above 0", 1800)
         find_algorithm(self.algorithm)
         _check_optimizer(self.optimizer)
         for name in self.algorithms:

@@ -206,7 +206,7 @@ def _unknown(name: str, options: list[str]) -> UnknownOption:
 def _not_a_value(section: str, value: object) -> OptionError:
     main = fields(SECTIONS[section])[0].name
     advice = f"Did you mean {section}.{main}={value}?"
-    return OptionError(section, value, "is not possible: it is a section", advice=advice)
+    return OptionError(section, value, "is not possible, as it is a section of options", advice=advice)
 
 
 def _type_of(*keys: str) -> Any:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from fastclip.errors import PathError
+
 CELL, TEXT = 160, 46  # pixels: side of an image's square, height of the text below it
 _MARGIN, _LINE = 6, 12
 
@@ -31,7 +33,10 @@ def draw_contact_sheet(cells: Sequence[tuple[Image.Image | None, str]], path: Pa
         for number, line in enumerate(_lines(text)[:3]):
             draw.text((x + _MARGIN, y + CELL + _LINE * number), line, fill="black")
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
+    try:
+        sheet.save(path)
+    except ValueError as error:  # the extension
+        raise PathError(path, f"cannot be written: {error}. Use a name such as sheet.png.") from error
 
 
 def _lines(text: str, width: int = 26) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastclip.terminal import console, progress
+from fastclip.text import counted
 
 if TYPE_CHECKING:
     from fastclip.data.manifest import Manifest
@@ -40,7 +41,7 @@ def index(
         print(dumps(summary | {"extra_captions": extra._asdict()} | verified, indent=2))
         return
     covers = "all captions and a sample of images" if manifest.images_sampled else "all captions and images"
-    print(f"{pairs:,} pairs in {files:,} files, fingerprint {fingerprint} ({covers})")
+    print(f"{counted(pairs, 'pair')} in {counted(files, 'file')}, fingerprint {fingerprint} ({covers})")
     if verified:
         print(f"verified: every caption and image {verified['verified']}")
     for reason, count in skipped.items():
@@ -70,7 +71,7 @@ def check(
         tokenizer: a model whose tokenizer to use instead. Default: the config's, or else ViT-B-32.
         sheet: PNG file for the contact sheet.
         limit: check only this many pairs, evenly spread. Default: all.
-        jobs: processes. Default: one per core.
+        jobs: processes that decode. Default: one per core.
         image_column: name of a table's image column, if it is not a common one.
         caption_column: name of a table's caption column, if it is not a common one.
         encoding: of tables and captions, e.g. cp1252 or latin-1.
@@ -128,7 +129,8 @@ def _print_report(report, sheet: Path) -> None:
     from rich.table import Table
 
     def spread(quantiles: dict[str, float], unit: str) -> str:
-        return ", ".join(f"{name} {value:g}" for name, value in quantiles.items()) + f" {unit}"
+        values = ", ".join(f"{name} {value:g}" for name, value in quantiles.items())
+        return f"{values} {unit}" if values else "–"
 
     def counts(numbers: dict[str, int]) -> str:
         return "; ".join(f"{count:,} × {name}" for name, count in numbers.items()) or "none"
@@ -136,6 +138,10 @@ def _print_report(report, sheet: Path) -> None:
     truncated = "unknown" if report.truncated_captions is None else f"{report.truncated_captions:,}"
     state = ", ".join(f"{name} {mib:g} MiB" for name, mib in report.state_mib.items() if mib)
     several = report.extra_captions
+    speed = "–"
+    if report.hours_per_epoch_per_core is not None:
+        speed = f"{report.images_per_second_per_core:,.0f} images/s per core, "
+        speed += f"{report.hours_per_epoch_per_core:.2g} core-hours per epoch"
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "pairs": f"{report.pairs:,}, {report.looked_at:,} of them checked",
@@ -150,9 +156,8 @@ def _print_report(report, sheet: Path) -> None:
         "image width": spread(report.width, "px"),
         "image height": spread(report.height, "px"),
         "formats": counts(report.formats),
-        "decoding": f"{report.images_per_second_per_core:,.0f} images/s per core, "
-        f"{report.hours_per_epoch_per_core or 0:.2g} core-hours per epoch",
-        "sample state, all ranks": state,
+        "decoding": speed,
+        "sample state, all ranks": state or "less than 0.01 MiB",
         "contact sheet": str(sheet),
     }
     for name, value in rows.items():

@@ -54,7 +54,8 @@ class Indexer:
                 self.files.append(about | {"captions": captions.hex()})
         if not self.pairs:
             worst = "; ".join(f"{count:,} × {reason}" for reason, count in self.problem_counts.most_common(3))
-            raise SourceError(files[0].path, "has no usable pair" + (f" ({worst})." if worst else "."))
+            problem = f"contains no usable pairs ({worst})." if worst else "contains no pairs."
+            raise SourceError(files[0].path, f"{problem} docs/data.md describes the formats.")
 
     def fingerprint_1(self) -> str:
         """The fingerprint of rule 1: names, sizes and offsets, captions in tables, the ends of each shard."""

@@ -194,7 +194,7 @@ class BadSampleLog:
         """One line for the end of a run: the number of unusable pairs, main reasons and worst files."""
         reasons, files = self._counts()
         if not reasons:
-            return "Every pair could be used."
+            return "All pairs could be used."
         why = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common(3))
         worst = ", ".join(f"{file} ({count:,})" for file, count in files.most_common(3))
         return f"{sum(reasons.values()):,} pairs could not be used: {why}. The worst files: {worst}."
@@ -213,7 +213,7 @@ class BadSampleLog:
         if len(self.samples) + self.left_out > self.max_bad * (len(self.manifest) + self.left_out):
             message = (
                 f"More than {self.max_bad:.1%} of the collection cannot be used. {self.summary()} "
-                "Inspect it with `fastclip data check`, or allow more with a larger --data.max_bad."
+                "Inspect the collection with `fastclip data check`, or allow more, e.g. --data.max_bad 0.05."
             )
             raise TooManyBadSamples(message, *self._counts())
 

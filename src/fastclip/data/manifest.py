@@ -48,6 +48,7 @@ from fastclip.data.rows import IN_FILE, IN_TAR, ROW, Place
 from fastclip.data.sources import find_files, list_folder
 from fastclip.data.tables import folder_of
 from fastclip.files import cache_folder
+from fastclip.text import counted
 
 log = logging.getLogger(__name__)
 VERSION = 2  # of the files in the cache: ids and order stay as they are
@@ -282,4 +283,4 @@ def _build(part: Path, files: list[File], stamps: list, columns: Columns, progre
     write_checked(part / "manifest.json", json.dumps(about))
     about["fingerprint"] = take_fingerprint(Manifest(part), read)
     write_checked(part / "manifest.json", json.dumps(about))
-    log.info("indexed %s pairs in %s file%s", f"{found.pairs:,}", f"{len(files):,}", "s" * (len(files) != 1))
+    log.info("indexed %s in %s", counted(found.pairs, "pair"), counted(len(files), "file"))

@@ -67,7 +67,7 @@ def _find(path: str) -> list[File]:
     if not os.path.exists(path) and any(sign in path for sign in ("*[" if is_remote(path) else "*?[")):
         found = remote_glob(path) if is_remote(path) else glob.glob(path, recursive=True)
         if not found:
-            raise SourceError(path, "matches no files.")
+            raise SourceError(path, "matches no files. Check the path and the pattern.")
         return [file for name in sorted(found, key=os.fsencode) for file in _find_one(name)]
     return _find_one(path)
 

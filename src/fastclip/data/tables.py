@@ -57,6 +57,8 @@ def read_csv(file: File, columns: Columns) -> Iterator[Pair | Problem]:
 
 def find_columns(path: str, names: list[str], given: Columns) -> tuple[str, str]:
     """Return the columns of the image and the caption: as given, or the first common name."""
+    if not names:
+        raise SourceError(path, "has no columns. Its first line must name them, e.g. filepath,title.")
     chosen = []
     lower = {name.lower(): name for name in reversed(names)}
     for kind, wanted, common in (
@@ -69,7 +71,7 @@ def find_columns(path: str, names: list[str], given: Columns) -> tuple[str, str]
             raise SourceError(
                 path,
                 f"has no column {wanted or f'for the {kind}'}; its columns are {', '.join(names)}. "
-                f"Name it with --data.{kind}_column (training) or --{kind}_column (data commands).",
+                f"Name it with --data.{kind}_column NAME (`fastclip data`: --{kind}_column NAME).",
             )
         chosen.append(column)
     return chosen[0], chosen[1]

@@ -8,7 +8,9 @@ from fastclip.config.collections import COLLECTIONS
 
 
 def get(name: str, out: Path | None = None, jobs: int | None = None) -> None:
-    """Build image-text pairs and evaluation tasks. After an interruption, run it again to resume.
+    """Download or generate image-text pairs and evaluation tasks.
+
+    After an interruption, run the same command again to resume.
 
     Args:
         name: COLLECTIONS.

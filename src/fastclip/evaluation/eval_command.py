@@ -60,22 +60,23 @@ def evaluate(
         workers: loader workers per rank.
         json: print JSON instead of a table.
     """
+    if model is None and not list:
+        raise InputError(
+            "model", "is required: a run's folder, an exported folder, or a name with --pretrained."
+        )
     chosen = find_suite(suite) if suite else None
     folders = _find_folders(tasks, chosen)
     missing = [row.folder for row in chosen.missing({*folders})] if chosen else []
     if list:
         _print_list(folders, missing, json)
         return
-    if model is None:
-        raise InputError(
-            "model", "is required: a run's folder, an exported folder, or a name with --pretrained."
-        )
+    assert model is not None
     if chosen is not None and not folders:
         raise OptionError(
             "tasks",
             tasks,
             f"holds none of the {len(chosen.rows)} tasks of {suite}",
-            advice="--list names them; docs/evaluation.md says how to get them.",
+            advice="--list names them; docs/evaluation.md explains how to get them.",
         )
     folders, out = _selected(folders, select), out or _results_folder(model)
     results = _score_all(model, folders, pretrained, checkpoint, out, precision, batch_size, workers)
@@ -88,6 +89,8 @@ evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
 
 def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:
     """Task folders by name, or the source of pairs; for a suite, the tasks that are present, in its order."""
+    from fastclip.config.collections import how_to_get
+    from fastclip.data.pairs import SourceError
     from fastclip.data.sources import find_files
     from fastclip.evaluation.task_layout import find_tasks
 
@@ -100,7 +103,11 @@ def _find_folders(tasks: str, suite: Suite | None) -> dict[str, Path | str]:
             "tasks", tasks, "holds no task folders", advice=f"Try --tasks {Path(tasks) / 'tasks'}."
         )
     if not found:
-        find_files(tasks)  # raises if there is nothing
+        try:
+            find_files(tasks)
+        except SourceError as error:
+            advice = how_to_get(tasks) or " Pass --tasks with a folder of tasks, or any pairs."
+            raise SourceError(error.path, f"{error.problem}{advice}") from None
         found[folder.name] = tasks
     return found
 
@@ -219,4 +226,4 @@ def _print_list(folders: dict[str, Path | str], missing: list[str], json: bool) 
     for name in missing:
         print(f"missing  {name}")
     if missing:
-        print("docs/evaluation.md says how to get them.")
+        print("docs/evaluation.md explains how to get them.")

@@ -122,11 +122,11 @@ class LossOptions:
     rho: float | None = None
     """Radius ρ of the robust losses."""
     rho_share: float | None = None
-    """ρ as a share of log(B−1), the largest possible radius at γ = 1: instead of rho, for small B."""
+    """ρ as a share of log(B−1), the largest possible radius at γ = 1: replaces loss.rho for small batches."""
     gamma: float | None = None
     """Rate γ of the estimators u: γ of a constant schedule, the final γ_min of a cosine one."""
     gamma_schedule: Schedule | None = None
-    """Schedule of γ per epoch: `constant`, or `cosine` from 1 down to `gamma`."""
+    """Schedule of γ per epoch: `constant`, or `cosine` from 1 down to loss.gamma."""
     gamma_decay_epochs: int | None = None
     """Length E of the cosine; default: half of the epochs."""
     epsilon: float | None = None
@@ -241,7 +241,7 @@ def resolve(
 def inapplicable_options(row: Algorithm, schedule: Schedule | None) -> dict[str, str]:
     """Options without effect for an algorithm with this schedule of γ, and the reason for each."""
     if row.peer:
-        reason = "it is open_clip's own loss, whose only option is tau, learned at the model's rate"
+        reason = "it is open_clip's own loss, whose only option is loss.tau, the initial τ"
         return {name: reason for name in OPTION_NAMES if name != "tau"}
     useless: dict[str, str] = {}
     if not row.fcco:
@@ -274,7 +274,7 @@ def _first(*values):
     return next(value for value in values if value is not None)
 
 
-_NOT_NEGATIVE = "must be at least 0, and finite"
+_NOT_NEGATIVE = "must be finite and at least 0"
 
 
 def _rho(given: LossOptions, batch: int | None) -> float | None:
@@ -282,8 +282,8 @@ def _rho(given: LossOptions, batch: int | None) -> float | None:
     if share is None:
         return given.rho
     if given.rho is not None:
-        advice = "Pass one of them, and null for the other if a recipe sets it."
-        raise OptionError("rho", given.rho, f"conflicts with rho_share={share}, as both set ρ", advice=advice)
+        advice = "Set only one of them, and the other to null if the recipe sets it."
+        raise OptionError("rho", given.rho, f"conflicts with loss.rho_share={share}", advice=advice)
     if not 0 <= share < inf:
         raise OptionError("rho_share", share, _NOT_NEGATIVE, example=0.6)
     if batch is None:
@@ -302,7 +302,7 @@ def _check(s: Settings) -> None:
     if not 0 < s.tau_min <= TAU_MAX:
         raise OptionError("tau_min", s.tau_min, f"must be in (0, {TAU_MAX:g}]", example=0.01)
     if not s.tau_min <= s.tau <= TAU_MAX:
-        rule = f"must be in [{s.tau_min:g}, {TAU_MAX:g}], between tau_min and the maximum"
+        rule = f"must be in [{s.tau_min:g}, {TAU_MAX:g}] (from τ_min to the maximum)"
         raise OptionError("tau", s.tau, rule, example=max(row.tau, s.tau_min))
     if not (s.tau_lr >= 0 and isfinite(s.tau_lr)):
         raise OptionError("tau_lr", s.tau_lr, _NOT_NEGATIVE, example=row.tau_lr)

@@ -342,12 +342,13 @@ def find_checkpoint(run: Path, which: Which) -> Path:
         check_schema(run)
         return path.resolve()
     if not is_run(run):
-        raise MissingCheckpoint(run, "is not the folder of a run: it has no checkpoints/.")
+        advice = "Pass a folder that `fastclip train` wrote, e.g. runs/emoji-fastclip-v3."
+        raise MissingCheckpoint(run, f"is not the folder of a run: it has no checkpoints/. {advice}")
     if which == "best":
         raise MissingCheckpoint(
-            run, "has no best checkpoint: an evaluation during training marks it. Use the last one."
+            run, "has no best checkpoint: nothing has been evaluated. Use --checkpoint last."
         )
-    raise MissingCheckpoint(run, "has no checkpoint yet.")
+    raise MissingCheckpoint(run, "has no checkpoint yet. Try again when it has saved one.")
 
 
 class EvaluationPairs(NamedTuple):

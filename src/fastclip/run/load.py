@@ -121,7 +121,7 @@ def load_towers(
     raise PathError(
         model,
         "is neither the folder of a run nor an exported folder. An open_clip model name needs weights: "
-        "pass pretrained, a file or an open_clip tag.",
+        "pass --pretrained (in Python, pretrained=…) with an open_clip tag, a file or a folder.",
     )
 
 

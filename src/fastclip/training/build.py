@@ -133,7 +133,8 @@ def _dtype(config: Resolved) -> torch.dtype:
 def _set_float32_precision(precision: str, device: torch.device) -> None:
     if device.type != "cuda":
         if precision == "tf32":
-            raise OptionError("precision", precision, "requires an NVIDIA GPU", example="bfloat16")
+            advice = "On a CPU, pass --precision float32 or --precision bfloat16."
+            raise OptionError("precision", precision, "requires an NVIDIA GPU", advice=advice)
         return
     mode = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = mode

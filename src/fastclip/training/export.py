@@ -64,7 +64,7 @@ def _check_replaceable(folder: Path, written: set[str]) -> None:
         raise NotReplaceable(folder, "is a file: choose a folder.")
     existing = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if existing and CONFIG_FILE not in existing:
-        raise NotReplaceable(folder, "is not empty and not an earlier export: choose another folder.")
+        raise NotReplaceable(folder, "is neither empty nor an earlier export: choose another folder.")
     other = sorted(existing - written - {SAFETENSORS_FILE, TORCH_FILE, CARD_FILE})
     if other:
         raise NotReplaceable(

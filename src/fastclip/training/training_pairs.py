@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fastclip.config.collections import COLLECTIONS
+from fastclip.config.collections import how_to_get
 from fastclip.config.options import DataConfig
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Augment, Decoder, decoder
@@ -86,12 +85,17 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
     try:
         manifest = open_manifest_of(config.data.train, config.data, world)
     except SourceError as error:
-        raise SourceError(error.path, f"{error.problem}{_how_to_get(config.data.train)}") from None
+        raise SourceError(error.path, f"{error.problem}{how_to_get(config.data.train)}") from None
     require_same_pairs("data.train", manifest, world)
     if manifest.extra_captions.pairs and world.is_main:
         log.warning("%s.", manifest.extra_captions)
     if len(manifest) < batch:
-        rule, fits = f"must be at most the number of pairs, {len(manifest):,}", max(2, len(manifest) // 4)
+        rule, fits = (
+            f"must be at most {len(manifest):,} (the pairs in data.train)",
+            max(2, len(manifest) // 4),
+        )
+        if len(manifest) < 2:
+            raise OptionError("batch.size", batch, rule, advice="Training needs at least 2 pairs.")
         raise OptionError("batch.size", batch, rule, example=fits)
     order = Order(
         len(manifest), batch, config.seed, config.data.shuffle, manifest.block_ends(), config.data.window
@@ -119,12 +123,3 @@ def _augment(config: Resolved, towers: TwoTowers) -> Augment:
         k: tuple(v) if isinstance(v, list) else v for k, v in config.data.augment.items()
     }
     return Augment(**fixed, **options)
-
-
-def _how_to_get(paths: list[str] | str) -> str:
-    """How to download missing data of a recipe; empty for other data."""
-    for path in [paths] if isinstance(paths, str) else paths:
-        folder, name = [*path.split("/"), ""][:2]
-        if folder == "data" and name in COLLECTIONS and not Path(path).exists():
-            return f" Download it with `fastclip data get {name}`."
-    return ""

@@ -33,6 +33,7 @@ def upload(folder, data, name="image.png"):
     return {"path": str(path), "meta": {"_type": "gradio.FileData"}}
 
 
+@pytest.mark.slow
 def test_white_space_around_a_query_is_removed():
     assert check_query("  a red heart\n") == "a red heart"
     assert len(check_query("x" * MAX_CHARACTERS)) == MAX_CHARACTERS

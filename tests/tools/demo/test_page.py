@@ -60,6 +60,7 @@ def uploaded(client, data, name="sent.png"):
     return {"path": answer.json()[0], "orig_name": name, **FILE}
 
 
+@pytest.mark.slow
 def test_a_query_shows_images_and_the_time_it_took(ask, index):
     note, images = ask("query", "submit", "a red heart", 12)
     assert 'role="status"' in note

@@ -14,6 +14,7 @@ def recipe(tmp_path, monkeypatch):
     return write_recipe(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("recipe")
 def test_the_exchange_matters_with_a_large_batch_and_not_with_a_small_one():
     small, large = (advice_on(nodes="2,8", compute_ms=50, batch_per_gpu=b) for b in (1, 512))

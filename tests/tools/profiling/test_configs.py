@@ -44,6 +44,7 @@ def test_all_options_of_the_loss_are_tested():
     assert OPTIONS.keys() == vars(LossOptions()).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_that_train_refuses_are_dropped_where_another_algorithm_takes_them(option):
     """Compared with `fastclip train` for each algorithm alone."""

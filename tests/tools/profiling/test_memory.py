@@ -52,6 +52,7 @@ def nbytes(tensors):
     return sum(tensor.nbytes for tensor in tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lion", "sgd"])
 @pytest.mark.parametrize(
     "algorithm", ["openclip", "siglip", "mbcl", "fastclip-v1", "fastclip-v2", "fastclip-v3"]

@@ -12,6 +12,7 @@ def recipe(tmp_path, monkeypatch):
     return write_recipe(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_fixed_global_batch_is_divided_and_computation_scaled(recipe, capsys):
     options = [*recipe, "--network=ib", "--nodes=2,4", "--compute_ms=50", "--algorithm=mbcl"]
     two, four = as_json(options, capsys)["rows"]

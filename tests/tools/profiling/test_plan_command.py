@@ -28,6 +28,7 @@ def test_help_has_examples_and_all_networks(capsys):
     assert all(name in out for name in NETWORKS)
 
 
+@pytest.mark.slow
 def test_it_prints_three_tables_and_notes(recipe, capsys):
     call(
         "plan",
@@ -47,6 +48,7 @@ def test_it_prints_three_tables_and_notes(recipe, capsys):
     assert all(note.text in out for note in notes.values())
 
 
+@pytest.mark.slow
 def test_json_has_the_same_as_data(recipe, capsys):
     options = [
         *recipe,
@@ -89,6 +91,7 @@ def test_the_papers_own_setting_is_predicted_from_its_times_on_one_node():
     }
 
 
+@pytest.mark.slow
 def test_without_a_computation_time_memory_and_traffic_are_still_counted(recipe, capsys):
     data = as_json([*recipe, "--network=ib"], capsys)
     assert all(
@@ -101,6 +104,7 @@ def test_without_a_computation_time_memory_and_traffic_are_still_counted(recipe,
     assert "--num_pairs" in notes["state unknown"].text
 
 
+@pytest.mark.slow
 def test_pairs_are_counted_where_the_data_is_available(recipe, tmp_path, capsys):
     data = str(write_shards(tmp_path / "data", 300, 3))
     planned = as_json([*recipe, "--network=ib", "--nodes=1", "--data.train", data], capsys)
@@ -166,6 +170,7 @@ def test_errors_surface_before_torch_is_imported(recipe, monkeypatch):
     assert caught.value.option == "batch.size"
 
 
+@pytest.mark.slow
 def test_nothing_is_fitted_at_run_time(recipe, monkeypatch, capsys):
     import_anew(monkeypatch, without="scipy.optimize")
     assert as_json([*recipe, "--network=25gbe", "--nodes=2", "--compute_ms=50"], capsys)["rows"][0]["time"]

@@ -4,6 +4,7 @@ import io
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
@@ -33,12 +34,14 @@ def test_areas_of_bars_are_proportional_to_their_times():
     assert 1.2 < computation / others < 1.8  # 60 ms and 40 ms; the legend has a little of each
 
 
+@pytest.mark.slow
 def test_a_single_rank_has_no_overlap_in_the_chart():
     overlap = _COMMUNICATION[1].colour
     alone, several = (area(pixels_of(measured(ranks)), overlap) for ranks in (1, 2))
     assert several > alone == 0
 
 
+@pytest.mark.slow
 def test_several_numbers_of_ranks_add_a_panel_with_the_speed_up():
     one, both = pixels_of(measured(1)), pixels_of([*measured(1), *measured(2)])
     assert both.shape[0] == one.shape[0]
@@ -52,5 +55,6 @@ def test_adjacent_parts_differ_without_colour():
             assert abs(greys[0] - greys[1]) > 0.1 or lower.hatch != upper.hatch
 
 
+@pytest.mark.slow
 def test_the_same_profile_gives_the_same_bytes():
     assert draw(measured(2)) == draw(measured(2))

@@ -38,6 +38,7 @@ def read(folder):
     return json.loads((folder / "profile.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_table_is_printed_and_all_files_are_in_the_folder(call, tmp_path, capsys):
     call("--algorithm=openclip,fastclip-v3", "--out=mine")
     out = capsys.readouterr().out
@@ -61,11 +62,13 @@ def test_a_table_is_printed_and_all_files_are_in_the_folder(call, tmp_path, caps
         assert image.format == "PNG"
 
 
+@pytest.mark.slow
 def test_json_is_the_content_of_the_file(call, tmp_path, capsys):
     call("--json")
     assert json.loads(capsys.readouterr().out) == read(tmp_path / "here" / "profiles" / "mine")
 
 
+@pytest.mark.slow
 def test_one_and_two_ranks_are_started_and_compared(call, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rank_counts, "PROGRAM", forked.PROGRAM)
     with forked.serve(tmp_path / "socket"):
@@ -122,6 +125,7 @@ def test_ranks_are_refused_under_a_launcher(call, monkeypatch):
     assert "torchrun" in caught.value.advice
 
 
+@pytest.mark.slow
 def test_the_folder_is_named_after_the_recipe(lab, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = lab.options("x", "fastclip-v1")

@@ -98,6 +98,7 @@ def ranks(lab, tmp_path_factory):
     return run_ranks(profile_slowed, 2, options, lab.environment["FASTCLIP_CACHE"], folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_slow_encoder_is_computation_and_not_communication(ranks, algorithm):
     slow, late = ([rank[algorithm, name] for rank in ranks] for name in ("slow encoder", "late"))
@@ -131,6 +132,7 @@ def test_bytes_are_counted_by_kind(ranks):
 # One rank.
 
 
+@pytest.mark.slow
 def test_totals_of_steps_add_up_to_the_wall_time(config, tmp_path, monkeypatch):
     ends, one_step = [], TrainStep.__call__
 
@@ -151,6 +153,7 @@ def test_totals_of_steps_add_up_to_the_wall_time(config, tmp_path, monkeypatch):
         assert step.computation > 0 == step.communication
 
 
+@pytest.mark.slow
 def test_a_slow_loader_is_waiting_for_data_and_not_computation(config, tmp_path, monkeypatch):
     """Even if it computes in this process."""
     batches = PairLoader.__iter__
@@ -166,6 +169,7 @@ def test_a_slow_loader_is_waiting_for_data_and_not_computation(config, tmp_path,
     assert least(measured, "computation") < 0.5 * SLOWED
 
 
+@pytest.mark.slow
 def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch):
     short = {"epochs": 1, "evaluate__pairs": "null", "checkpoint__every_steps": "null"}
     config = resolve(parse(lab.options(tmp_path / "run", "fastclip-v3", **short)))
@@ -183,6 +187,7 @@ def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch
     assert losses == [record["loss"] for record in metrics(tmp_path / "run")][:4]
 
 
+@pytest.mark.slow
 def test_the_trace_contains_the_measured_steps_and_their_waits_for_data(config, tmp_path):
     trace = tmp_path / "made" / "trace.json.gz"
     measured = profile_steps(config, ALONE, trace, steps=2, warmup=1)
@@ -196,6 +201,7 @@ def test_the_trace_contains_the_measured_steps_and_their_waits_for_data(config, 
     assert "RSS" in measured.memory
 
 
+@pytest.mark.slow
 def test_only_the_trace_is_written(config, tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -204,6 +210,7 @@ def test_only_the_trace_is_written(config, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["temporary", "trace.json"]
 
 
+@pytest.mark.slow
 def test_a_run_of_too_few_steps_is_an_error_with_the_epochs_it_takes(config, tmp_path):
     with pytest.raises(OptionError) as caught:
         profile_steps(config, ALONE, tmp_path / "trace.json", steps=40, warmup=5)

@@ -16,10 +16,12 @@ def curves_by_key(run):
     return {curve.key: curve for curve in curves(run)}
 
 
+@pytest.mark.slow
 def test_fastclip_v3_has_every_curve(run):
     assert list(curves_by_key(run)) == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["openclip", "siglip"])
 def test_baseline_algorithms_have_no_curves_of_estimators(tmp_path, algorithm):
     keys = list(curves_by_key(read_run(make_run(tmp_path / "a", algorithm))))

@@ -40,6 +40,7 @@ def test_the_same_curve_gives_the_same_bytes():
     assert draw(RICH) == draw(RICH)
 
 
+@pytest.mark.slow
 def test_plots_on_one_page_share_no_id(page):
     ids = [found for svg in page for found in re.findall(r'\bid="([^"]+)"', svg)]
     assert ids
@@ -84,6 +85,7 @@ def test_a_single_line_has_no_legend():
     assert "alone" not in texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [3, 10, 11, 19, 20, 44, 60])
 @pytest.mark.parametrize("lines", [2, 3, 10])
 def test_the_legend_is_within_the_figure_and_above_the_axes(length, lines):

@@ -61,6 +61,7 @@ def rename_pairs(run, path, out="runs/tiny"):
     (run / "config.yaml").write_text("\n".join(lines))
 
 
+@pytest.mark.slow
 def test_the_runs_own_images_are_searched(run, made):
     page, output = made(run)
     assert output.split()[-1] == str(run / "report.html")
@@ -93,6 +94,7 @@ def test_other_images_and_another_output_file(run, made, tmp_path):
     assert not (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_relative_paths_are_those_of_the_folder_the_run_was_trained_in(
     run, trained, made, tmp_path, monkeypatch
 ):
@@ -104,6 +106,7 @@ def test_relative_paths_are_those_of_the_folder_the_run_was_trained_in(
     assert "60 images" in page
 
 
+@pytest.mark.slow
 def test_a_list_of_pairs_is_searched_as_one(run, trained, made, tmp_path, monkeypatch):
     for name in ("a.tar", "b.tar"):
         shutil.copy(trained.parent / "train.tar", tmp_path / name)
@@ -130,6 +133,7 @@ def test_a_run_without_images_names_the_options_for_them(tmp_path, made):
     assert "--images" in page
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_has_a_page(trained, tmp_path, made):
     pairs = trained.parent / "train.tar"
     folder = make_run(tmp_path / "a", steps=5, saved=0, **{"evaluate.pairs": pairs})
@@ -168,11 +172,13 @@ def test_a_search_with_no_query_or_too_many_is_an_error(tmp_path, queries, searc
     assert re.findall(r"\d+", caught.value.rule) == (["41", "40"] if queries else [])
 
 
+@pytest.mark.slow
 def test_the_most_queries_are_allowed(run, made):
     page, _ = made(run, search=";".join(map(str, range(40))))
     assert page.count('<ol class="row">') == 40
 
 
+@pytest.mark.slow
 def test_scores_of_an_earlier_checkpoint_are_reported(run, made):
     (run / "evaluation").mkdir(exist_ok=True)
     model = model_key(load_towers(run), None)
@@ -193,18 +199,21 @@ def test_scores_of_an_earlier_checkpoint_are_reported_without_images(run, made):
     assert "1 of 1 scores" in made(run)[0]
 
 
+@pytest.mark.slow
 def test_hard_pairs_are_shown_with_their_images(run, made):
     page, _ = made(run)
     shown = page[page.index("Hardest pairs") : page.index("Most confused pairs")]
     assert shown.count("<img") == 12
 
 
+@pytest.mark.slow
 def test_every_curve_is_written_as_a_png_beside_the_page(tmp_path, made, pngs):
     made(make_run(tmp_path / "a"))
     assert {path.parent for path in pngs} == {tmp_path / "a" / "report"}
     assert {"evaluation.png", "loss-time.png", "log_u.png"} <= {path.name for path in pngs}
 
 
+@pytest.mark.slow
 def test_several_runs_have_one_page_in_their_common_folder(tmp_path, capsys):
     folders = [make_run(tmp_path / "runs" / name) for name in "ab"]
     report(folders)
@@ -233,6 +242,7 @@ def test_no_run_at_all_is_an_error():
     assert caught.value.argument == "runs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [{"images": "x"}, {"search": "x"}, {"checkpoint": "best"}])
 def test_options_for_a_single_run_are_an_error_with_several(tmp_path, option):
     with pytest.raises(OptionError) as caught:
@@ -240,6 +250,7 @@ def test_options_for_a_single_run_are_an_error_with_several(tmp_path, option):
     assert {caught.value.option: caught.value.value} == option
 
 
+@pytest.mark.slow
 def test_settings_are_shown_without_credentials(run, made):
     with (run / "config.yaml").open("a") as file:
         file.write("# https://me:secret@host/data.tar?token=abc\n")

@@ -24,6 +24,7 @@ def about(run, *names):
     return [sentence for sentence in run.missing if any(name in sentence for name in names)]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_read_completely(tmp_path):
     run = read_run(make_run(tmp_path / "a"))
     assert run.state().kind == "finished"
@@ -41,6 +42,7 @@ def test_a_run_with_a_recent_record_is_in_progress(tmp_path):
     assert numbers(phrase) == [25, 40]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_recent_record_is_stopped(tmp_path):
     run = read_run(make_run(tmp_path / "a", steps=25, saved=20))
     kind, phrase = run.state(now=run.changed + 3600)
@@ -48,6 +50,7 @@ def test_a_run_without_a_recent_record_is_stopped(tmp_path):
     assert numbers(phrase) == [25, 40, 20]  # it resumes from the checkpoint at step 20
 
 
+@pytest.mark.slow
 def test_a_run_with_long_pauses_between_records_is_stopped_later(tmp_path):
     folder = make_run(tmp_path / "a", steps=25, saved=20)
     slow = record(30)
@@ -57,6 +60,7 @@ def test_a_run_with_long_pauses_between_records_is_stopped_later(tmp_path):
     assert run.state(now=run.changed + 3600).kind == "in progress"
 
 
+@pytest.mark.slow
 def test_the_last_record_alone_does_not_finish_a_run(tmp_path):
     """Its evaluation and its checkpoint are still to come."""
     run = read_run(make_run(tmp_path / "a", steps=TOTAL, saved=20))
@@ -72,6 +76,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path):
     assert len(about(run, "checkpoint")) == 1
 
 
+@pytest.mark.slow
 def test_an_incomplete_last_line_is_skipped_and_reported(tmp_path):
     folder = make_run(tmp_path / "a")
     append(folder, b'{"step": 45, "epo')
@@ -82,6 +87,7 @@ def test_an_incomplete_last_line_is_skipped_and_reported(tmp_path):
     assert "last line" in sentence
 
 
+@pytest.mark.slow
 def test_lines_that_are_not_records_are_listed_by_number(tmp_path):
     folder = make_run(tmp_path / "a")
     append(folder, b'[1]\n\n{"step": "x", "epoch": 1}\n\x00\xff\n' + json.dumps(record(45)).encode() + b"\n")
@@ -92,6 +98,7 @@ def test_lines_that_are_not_records_are_listed_by_number(tmp_path):
     assert numbers(sentence) == [14, 16, 17]
 
 
+@pytest.mark.slow
 def test_a_single_line_that_is_not_a_record_is_in_the_singular(tmp_path):
     folder = make_run(tmp_path / "a")
     append(folder, b"garbage\n")
@@ -99,6 +106,7 @@ def test_a_single_line_that_is_not_a_record_is_in_the_singular(tmp_path):
     assert sentence.startswith("metrics.jsonl: line 14 ")
 
 
+@pytest.mark.slow
 def test_many_damaged_lines_are_counted(tmp_path):
     folder = make_run(tmp_path / "a")
     append(folder, b"garbage\n" * 100)
@@ -106,6 +114,7 @@ def test_many_damaged_lines_are_counted(tmp_path):
     assert numbers(sentence) == [14, 15, 16, 17, 18, 95]
 
 
+@pytest.mark.slow
 def test_a_run_with_only_a_config_is_not_started(tmp_path):
     folder = make_run(tmp_path / "a", steps=0, evaluated=False)
     (folder / "metrics.jsonl").unlink()
@@ -115,6 +124,7 @@ def test_a_run_with_only_a_config_is_not_started(tmp_path):
     assert about(run, "checkpoint")
 
 
+@pytest.mark.slow
 def test_a_run_without_evaluation_names_the_option_for_it(tmp_path):
     run = read_run(make_run(tmp_path / "a", evaluated=False))
     assert run.evaluations == []
@@ -131,6 +141,7 @@ def test_a_config_that_is_not_yaml_is_reported_and_the_rest_is_read(tmp_path):
     assert len(about(run, "config.yaml")) == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_reported(tmp_path):
     folder = make_run(tmp_path / "a")
     (folder / "checkpoints" / "last" / "state.json").write_text("{")
@@ -139,6 +150,7 @@ def test_a_damaged_checkpoint_is_reported(tmp_path):
     assert len(about(run, "state.json")) == 1
 
 
+@pytest.mark.slow
 def test_the_last_result_of_a_task_counts(tmp_path):
     folder = make_run(tmp_path / "a")
     write_results(folder, result("x", 0.1), result("y", 0.2), result("x", 0.3), b'{"foreign": 1}')

@@ -65,6 +65,7 @@ def text_of(page):
     return " ".join(Tags(page).text.split())
 
 
+@pytest.mark.slow
 def test_tags_are_balanced_and_headings_in_order(folder):
     tags = Tags(page_of(folder, examples()))
     assert tags.unbalanced == []
@@ -75,6 +76,7 @@ def test_tags_are_balanced_and_headings_in_order(folder):
     assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
 
 
+@pytest.mark.slow
 def test_the_page_is_self_contained(folder):
     write_results(folder, result("twemoji_words", 0.5))
     page = page_of(folder, examples())
@@ -140,6 +142,7 @@ def hard_pairs(caption="a cat", equal=0):
     return HardPairs(10, 20, [hard], confused, equal, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_hard_and_confused_pairs_are_shown(folder):
     text = text_of(page_of(folder, examples(), hard_pairs=hard_pairs(equal=1)))
@@ -184,12 +187,14 @@ def test_bad_pairs_are_listed_without_credentials(folder):
     assert "secret" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_the_age_of_estimators_is_shown(folder):
     text = text_of(page_of(folder))
     assert all(sentence in text for sentence in about_estimators(read_run(folder)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_curves_against_samples_and_time_are_collapsed(folder):
     page = page_of(folder)
@@ -204,11 +209,13 @@ def test_missing_images_are_reported_with_the_command_to_run(folder):
     assert f"fastclip report '{folder}' --images" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_missing_scores_are_reported_with_the_command_to_run(folder):
     assert f"fastclip eval '{folder}' --tasks" in Tags(page_of(folder)).text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_scores_show_means_partial_means_and_failures(folder):
     failed = {"task": "emojione_words", "error": "0.tar is damaged."}
@@ -219,6 +226,7 @@ def test_scores_show_means_partial_means_and_failures(folder):
     assert "acc5 90.0 %" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_the_header_shows_the_settings_and_the_state(folder):
     text = text_of(page_of(folder))
@@ -228,6 +236,7 @@ def test_the_header_shows_the_settings_and_the_state(folder):
     assert "algorithm: fastclip-v3" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_missing_data_is_listed(folder):
     with (folder / "metrics.jsonl").open("a") as file:
@@ -236,6 +245,7 @@ def test_missing_data_is_listed(folder):
     assert sentence in Tags(page_of(folder)).text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_a_run_with_only_a_config_has_a_page(tmp_path):
     folder = make_run(tmp_path / "a", steps=0, evaluated=False)
@@ -245,6 +255,7 @@ def test_a_run_with_only_a_config_has_a_page(tmp_path):
     assert not tags.all("svg")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_a_page_is_reproducible(folder):
     assert page_of(folder, examples()) == page_of(folder, examples())
@@ -254,6 +265,7 @@ def estimators(folder):
     return " ".join(about_estimators(read_run(folder)))
 
 
+@pytest.mark.slow
 def test_the_age_of_estimators_follows_from_epochs_and_gamma(tmp_path):
     text = estimators(make_run(tmp_path / "a"))
     # the average and the longest interval; gamma, its share, and the half-life in visits and steps
@@ -261,11 +273,13 @@ def test_the_age_of_estimators_follows_from_epochs_and_gamma(tmp_path):
     assert re.findall(r"\d[\d.]*(?: steps| visits| %)?", text) == expected
 
 
+@pytest.mark.slow
 def test_unvisited_pairs_are_reported(tmp_path):
     assert "50 % of the pairs" in estimators(make_run(tmp_path / "a", steps=5))
     assert "% of the pairs" not in estimators(make_run(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_at_gamma_1_only_the_last_visit_counts(tmp_path):
     run = read_run(make_run(tmp_path / "a"))
     run.records[-1]["gamma"] = 1.0
@@ -274,6 +288,7 @@ def test_at_gamma_1_only_the_last_visit_counts(tmp_path):
     assert "last visit" in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["openclip", "mbcl"])
 def test_algorithms_without_estimators_have_no_such_text(tmp_path, algorithm):
     assert estimators(make_run(tmp_path / "a", algorithm)) == ""

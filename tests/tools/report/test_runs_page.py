@@ -27,6 +27,7 @@ def text_of(runs):
     return " ".join(tags.text.split())
 
 
+@pytest.mark.slow
 def test_every_measure_has_a_plot_with_one_line_per_run(runs):
     found = {curve.key: curve for curve in overlaid(runs, ["a", "b", "c"])}
     assert list(found)[:3] == ["evaluation-0-epochs", "evaluation-0-samples", "evaluation-0-time"]
@@ -37,6 +38,7 @@ def test_every_measure_has_a_plot_with_one_line_per_run(runs):
     assert found["radius"].levels == ()
 
 
+@pytest.mark.slow
 def test_the_page_is_self_contained_with_unique_ids(runs):
     page = render_runs(runs[:2])
     tags = Tags(page.html)

@@ -32,6 +32,7 @@ def text_of(study):
     return " ".join(tags.text.split())
 
 
+@pytest.mark.slow
 def test_the_page_is_self_contained_and_has_every_plot(tmp_path):
     page = render_study(read_study(make_study(tmp_path / "study")))
     tags = Tags(page.html)
@@ -43,6 +44,7 @@ def test_the_page_is_self_contained_and_has_every_plot(tmp_path):
     assert len(ids) == len({*ids})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_the_best_score_is_bold_and_the_largest_gain_is_a_key_figure(tmp_path):
     study = make_study(tmp_path / "study")
@@ -54,6 +56,7 @@ def test_the_best_score_is_bold_and_the_largest_gain_is_a_key_figure(tmp_path):
     assert "<b>46.32 (1.00)</b>" in render_study(read_study(study)).html
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_missing_and_failed_runs_are_listed(tmp_path):
     study = make_study(tmp_path / "study", done=lambda arm, seed: seed == 0)
@@ -110,6 +113,7 @@ def test_settings_are_shown_without_credentials(tmp_path):
     assert "token" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_plots")
 def test_a_page_is_reproducible(tmp_path):
     state = read_study(make_study(tmp_path / "study"))

@@ -82,6 +82,7 @@ def scores(output):
     return {match["name"]: match["score"] for match in output["matches"]}
 
 
+@pytest.mark.slow
 def test_a_text_finds_images_in_the_order_of_their_cosines(run, photos, find):
     model = load(run)
     found = scores(find(run, photos, "a red heart", "--top", "20"))
@@ -95,6 +96,7 @@ def test_a_text_finds_images_in_the_order_of_their_cosines(run, photos, find):
     assert len(found) == 9  # without the damaged one
 
 
+@pytest.mark.slow
 def test_an_image_finds_itself_first(run, photos, find):
     output = find(run, photos, "--image", photos / "deep" / "4.png", "--top", "3")
     assert output["matches"][0]["name"] == "deep/4.png"
@@ -102,6 +104,7 @@ def test_an_image_finds_itself_first(run, photos, find):
     assert len(output["matches"]) == 3
 
 
+@pytest.mark.slow
 def test_matches_are_printed_one_per_line_with_their_score(run, photos, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["search", str(run), str(photos), "a cat", "--top", "2", "--workers=0"]) == 0
@@ -113,6 +116,7 @@ def test_matches_are_printed_one_per_line_with_their_score(run, photos, tmp_path
     assert len(lines) == 3
 
 
+@pytest.mark.slow
 def test_the_contact_sheet_shows_the_matches(run, photos, find):
     output = find(run, photos, "a cat", "--top", "8", "--sheet", "sheets/cats.png")
     assert output["sheet"] == "sheets/cats.png"
@@ -126,6 +130,7 @@ def test_the_contact_sheet_shows_the_matches(run, photos, find):
     assert Image.open("found.png").size == (2 * CELL, CELL + TEXT)
 
 
+@pytest.mark.slow
 def test_the_index_is_cached_in_the_run(run, photos, find, encoded):
     first = find(run, photos, "a cat")
     assert len(list((run / "search").glob("*.safetensors"))) == 1
@@ -155,6 +160,7 @@ def change_a_tar(photos):
     write_tar(photos / "deep" / "more.tar", [("8.png", replica.png(77))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [change_an_image, add_an_image, remove_an_image, rename_an_image, change_a_tar]
 )
@@ -168,6 +174,7 @@ def test_the_index_is_rebuilt_when_a_file_changes(run, photos, find, encoded, ch
     assert len(list((run / "search").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_the_index_is_rebuilt_when_the_model_changes(run, photos, find, encoded, tmp_path):
     before = find(run / "model", photos, "a cat")
     assert not (run / "model" / "search").exists()  # nothing is written into an export
@@ -183,6 +190,7 @@ def test_the_index_is_rebuilt_when_the_model_changes(run, photos, find, encoded,
     assert encoded == [10, 10, 10]
 
 
+@pytest.mark.slow
 def test_a_damaged_index_is_rebuilt(run, photos, find, encoded):
     first = find(run, photos, "a cat")
     (file,) = (run / "search").iterdir()
@@ -241,6 +249,7 @@ def test_a_damaged_tar_is_reported_and_its_first_images_are_used(tmp_path, caplo
     assert (record.levelname, record.args[0]) == ("WARNING", shards / "00000.tar")
 
 
+@pytest.mark.slow
 def test_ties_keep_the_order_of_the_images(run, tmp_path):
     (tmp_path / "same").mkdir()
     for name in "dbca":
@@ -250,6 +259,7 @@ def test_ties_keep_the_order_of_the_images(run, tmp_path):
     assert [match.name for match in index.by_text("x", 3)] == ["a.png", "b.png", "c.png"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
@@ -300,6 +310,7 @@ def test_missing_images_are_reported_before_a_model_is_loaded(tmp_path, find):
     assert caught.value.path == "texts/0.tar"
 
 
+@pytest.mark.slow
 def test_only_damaged_images_are_an_error(run, tmp_path, find):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "a.png").write_bytes(b"junk")
@@ -308,6 +319,7 @@ def test_only_damaged_images_are_an_error(run, tmp_path, find):
     assert "1 images" in line
 
 
+@pytest.mark.slow
 def test_captions_are_found_beside_images_and_in_tars(run, photos, tmp_path):
     (photos / "0.txt").write_text("zero\n  nought \n\n")
     index = Index.open(str(run), str(photos), workers=0)
@@ -320,6 +332,7 @@ def test_captions_are_found_beside_images_and_in_tars(run, photos, tmp_path):
     assert matches[0].text == index.captions[expected.argmax()]
 
 
+@pytest.mark.slow
 def test_captions_are_found_in_tables(run, tmp_path):
     folder = tmp_path / "captioned"
     folder.mkdir()
@@ -333,6 +346,7 @@ def test_captions_are_found_in_tables(run, tmp_path):
     assert Index.open(str(run), str(folder / "pairs.csv"), workers=0).captions == ["nothing", "two"]
 
 
+@pytest.mark.slow
 def test_images_without_captions_have_no_matching_captions(run, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "0.png").write_bytes(replica.png(0))
@@ -341,6 +355,7 @@ def test_images_without_captions_have_no_matching_captions(run, tmp_path):
     assert index.captions_for(tmp_path / "bare" / "0.png", 5) == []
 
 
+@pytest.mark.slow
 def test_images_beside_a_table_without_captions_can_be_searched(run, tmp_path):
     folder = tmp_path / "labelled"
     folder.mkdir()
@@ -351,6 +366,7 @@ def test_images_beside_a_table_without_captions_can_be_searched(run, tmp_path):
     assert index.captions == []
 
 
+@pytest.mark.slow
 def test_columns_with_unusual_names_are_found(run, tmp_path):
     (tmp_path / "0.png").write_bytes(replica.png(0))
     (tmp_path / "odd.csv").write_text("bild,worte\n0.png,null\n")

@@ -85,6 +85,7 @@ def test_a_folder_without_a_task_of_the_suite_is_refused(data):
     assert refused(study(data, tasks=tasks, suite="emoji")) == ("tasks", tasks)
 
 
+@pytest.mark.slow
 def test_validation_pairs_are_neither_trained_on_nor_tested(data):
     shard, test = data / "train/00002.tar", data / "tasks/some_retrieval/test/00000.tar"
     tasks = str(data / "tasks")

@@ -143,6 +143,7 @@ def test_a_config_is_required():
     assert caught.value.option == "config"
 
 
+@pytest.mark.slow
 def test_all_runs_are_trained_and_then_the_tables_are_printed(folder, capsys):
     call("compare", ALL)
     *tables, last = capsys.readouterr().out.splitlines()
@@ -153,12 +154,14 @@ def test_all_runs_are_trained_and_then_the_tables_are_printed(folder, capsys):
     assert [run.folder.name for run in state.runs][:2] == ["openclip-seed0", "openclip-seed1"]
 
 
+@pytest.mark.slow
 def test_only_json_is_printed(folder, capsys):
     call("compare", [*ALL, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert (found["study"], [arm["name"] for arm in found["arms"]]) == ("scenes", ["openclip", "fastclip-v3"])
 
 
+@pytest.mark.slow
 def test_a_study_has_the_name_of_its_file_or_the_folder_of_study_yaml(folder):
     call("compare", [*ALL, "--out", "studies/one"])
     (folder / "two.yaml").write_text((folder / "studies/one/study.yaml").read_text())
@@ -169,6 +172,7 @@ def test_a_study_has_the_name_of_its_file_or_the_folder_of_study_yaml(folder):
     assert len(read_study(folder / "studies/one").runs) == 6
 
 
+@pytest.mark.slow
 def test_another_study_in_the_same_folder_is_refused(folder):
     call("compare", ALL)
     with pytest.raises(DifferentStudy) as caught:
@@ -178,6 +182,7 @@ def test_another_study_in_the_same_folder_is_refused(folder):
     assert (name, new) == ("set", old | {"loss.tau": 0.2})
 
 
+@pytest.mark.slow
 def test_a_folder_with_old_names_of_options_continues(folder):
     call("compare", [*ALL, "--evaluate.every_epochs", "2"])
     file = folder / "studies/scenes/study.yaml"
@@ -187,6 +192,7 @@ def test_a_folder_with_old_names_of_options_continues(folder):
     assert [run.state for run in read_study(file.parent).runs] == ["done"] * 6
 
 
+@pytest.mark.slow
 def test_failures_are_reported_after_the_tables(folder, capsys):
     with pytest.raises(RunsFailed) as caught:
         call("compare", [*ALL, "--vary", "algorithm=mbcl,openclip", "--json"])
@@ -195,6 +201,7 @@ def test_failures_are_reported_after_the_tables(folder, capsys):
     assert json.loads(capsys.readouterr().out)["study"] == "scenes"
 
 
+@pytest.mark.slow
 def test_a_list_trains_nothing(folder, capsys):
     call("compare", [*ALL, "--list"])
     out = capsys.readouterr().out

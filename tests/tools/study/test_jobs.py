@@ -30,6 +30,7 @@ def run(out, jobs, at_once=2):
     return runner
 
 
+@pytest.mark.slow
 def test_jobs_are_trained_and_then_scored(tmp_path):
     jobs = make_jobs(tmp_path, "openclip", "siglip", "fastclip-v3", tests=["--tasks", "t"])
     runner = run(tmp_path, jobs)
@@ -42,6 +43,7 @@ def test_jobs_are_trained_and_then_scored(tmp_path):
         assert (tmp_path / "logs" / f"{job.name}.log").read_text().startswith("$ fastclip train --algorithm=")
 
 
+@pytest.mark.slow
 def test_a_place_is_used_by_one_job_at_a_time(tmp_path):
     jobs = make_jobs(tmp_path, "openclip", "siglip", tests=["--tasks", "t"])
     run(tmp_path, jobs, at_once=1)
@@ -58,6 +60,7 @@ def test_finished_runs_are_not_repeated(tmp_path):
     assert {row.state for row in runner.status.rows.values()} == {"done"}
 
 
+@pytest.mark.slow
 def test_tests_added_later_are_scored_without_training_again(tmp_path):
     run(tmp_path, make_jobs(tmp_path, "openclip"))
     later = make_jobs(tmp_path, "openclip", tests=["--tasks", "t"])
@@ -65,6 +68,7 @@ def test_tests_added_later_are_scored_without_training_again(tmp_path):
     assert [call[0] for call in calls(later[0].folder)] == ["train", "eval"]
 
 
+@pytest.mark.slow
 def test_a_failure_is_reported_and_does_not_stop_the_others(tmp_path, capsys):
     jobs = make_jobs(tmp_path, "mbcl", "openclip", "fastclip-v3")
     runner = run(tmp_path, jobs, at_once=1)
@@ -122,6 +126,7 @@ def _wait_until(condition):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_children_save_and_the_same_call_resumes_them(tmp_path, number):
     process = start(tmp_path, "sogclr", "openclip")
@@ -147,6 +152,7 @@ def test_children_end_with_a_parent_that_is_killed_and_hold_its_lock_until_then(
     assert (tmp_path / "runs" / "sogclr" / "checkpoints" / "step-00000005").exists()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_quits_immediately(tmp_path):
     jobs = make_jobs(tmp_path, "openclip")
     stubborn = "trap '' TERM; mkdir -p runs; touch runs/on; while :; do sleep 0.05; done"

@@ -148,6 +148,7 @@ def test_no_values_have_no_mean():
     assert caught.value.argument == "values"
 
 
+@pytest.mark.slow
 @given(SEEDS)
 def test_the_interval_equals_scipys(pairs):
     one, other = split(pairs)
@@ -170,6 +171,7 @@ def test_a_difference_changes_its_sign_when_the_sides_are_swapped(pairs):
 
 
 @given(SEEDS, st.dictionaries(st.integers(0, 20), st.floats(-1, 1), min_size=21, max_size=21))
+@pytest.mark.slow
 def test_the_effect_of_a_seed_on_both_cancels(pairs, shift):
     one, other = split(pairs)
     moved = paired_difference(

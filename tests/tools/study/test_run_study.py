@@ -29,6 +29,7 @@ def test_nothing_is_written_before_every_arm_is_checked(tmp_path):
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.slow
 def test_only_added_seeds_and_arms_are_trained(tmp_path):
     data, out = write_data(tmp_path / "data"), tmp_path / "study"
     run_study(small_study(data, seeds=[0]), out, 2, fake_fastclip.PROGRAM)
@@ -41,6 +42,7 @@ def test_only_added_seeds_and_arms_are_trained(tmp_path):
     assert {run.state for run in runs} == {"done"}
 
 
+@pytest.mark.slow
 def test_a_failing_arm_does_not_stop_the_others(tmp_path):
     data, out = write_data(tmp_path / "data"), tmp_path / "study"
     failed = run_study(small_study(data, ["mbcl", "openclip"]), out, 1, fake_fastclip.PROGRAM)
@@ -50,6 +52,7 @@ def test_a_failing_arm_does_not_stop_the_others(tmp_path):
     assert "mbcl always fails" in runs[0].error
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_the_study_with_exit_code_75(tmp_path):
     study = tuned_study(write_data(tmp_path / "data"))
     with pytest.raises(SystemExit) as stop:
@@ -78,6 +81,7 @@ def real_study(lab, algorithms, **changed):
     return Study(config, options, {"algorithm": algorithms}, **changed)
 
 
+@pytest.mark.slow
 def test_a_study_that_is_killed_twice_has_the_same_tables_as_one_that_is_not(lab, tmp_path):
     arms, out, undisturbed = (
         ["openclip", "siglip", "fastclip-v3"],
@@ -128,6 +132,7 @@ def _compare(study, out, environment):
     sys.exit(len(run_study(study, out, 2, forked.PROGRAM)))
 
 
+@pytest.mark.slow
 def test_a_real_study_is_tuned_and_scored(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
     pairs, out = collection(tmp_path / "validation", 24, start=2000), tmp_path / "study"

@@ -32,6 +32,7 @@ def test_every_arm_has_the_same_grid(data):
     assert grids[0] == grids[1] == [{"optim.lr": 1e-3, "loss.tau": 0.1}, {"optim.lr": 2e-3, "loss.tau": 0.1}]
 
 
+@pytest.mark.slow
 def test_the_best_is_chosen_and_the_arms_runs_have_it(data, out):
     study = tuned_study(data, seeds=[0, 1])
     assert run_study(study, out, 2, PROGRAM) == []
@@ -48,6 +49,7 @@ def test_the_best_is_chosen_and_the_arms_runs_have_it(data, out):
         assert f"--seed={run.seed}" in calls(run.folder)[0]
 
 
+@pytest.mark.slow
 def test_tuning_never_sees_a_test(data, out):
     own = {"evaluate.tasks": str(data / "tasks"), "evaluate.best": "tasks_mean"}
     study = tuned_study(data, vary={"algorithm": ["openclip"]})
@@ -68,6 +70,7 @@ def test_tuning_never_sees_a_test(data, out):
         assert [command for command, *_ in calls(run.folder)] == ["train", "eval"]
 
 
+@pytest.mark.slow
 def test_tuning_runs_can_be_shorter_than_the_others(data, out):
     study = tuned_study(data, vary={"algorithm": ["openclip"]}, tune_set={"epochs": 0.5})
     run_study(study, out, 2, PROGRAM)
@@ -78,6 +81,7 @@ def test_tuning_runs_can_be_shorter_than_the_others(data, out):
     assert tuning(out)["set"] == {"epochs": 0.5}
 
 
+@pytest.mark.slow
 def test_the_first_of_equal_scores_wins(data, out):
     study = tuned_study(data, vary={"algorithm": ["openclip"]})
     study.validation["measure"] = "equal"
@@ -85,6 +89,7 @@ def test_the_first_of_equal_scores_wins(data, out):
     assert [arm["chosen"] for arm in tuning(out)["arms"]] == [{"optim.lr": 0.002}]
 
 
+@pytest.mark.slow
 def test_interrupted_tuning_resumes_and_chooses_once_all_trials_are_done(data, out):
     study = tuned_study(data)
     assert run_study(study, out, 2, PROGRAM) == []
@@ -99,6 +104,7 @@ def test_interrupted_tuning_resumes_and_chooses_once_all_trials_are_done(data, o
     assert len(tuning(out)["arms"][0]["tried"]) == 2
 
 
+@pytest.mark.slow
 def test_finished_tuning_is_shown_as_done(data, out):
     study, shown = tuned_study(data), []
 
@@ -111,6 +117,7 @@ def test_finished_tuning_is_shown_as_done(data, out):
     assert [row.state for row in shown[0].rows.values()] == ["done"] * 6
 
 
+@pytest.mark.slow
 def test_a_choice_is_not_revised(data, out):
     study = tuned_study(data, vary={"algorithm": ["openclip"]})
     run_study(study, out, 2, PROGRAM)
@@ -119,6 +126,7 @@ def test_a_choice_is_not_revised(data, out):
     assert choose(study, out)["openclip"] == {"optim.lr": 0.001}
 
 
+@pytest.mark.slow
 def test_a_failed_trial_cannot_win_and_has_its_error(data, out):
     study = tuned_study(data, vary={"algorithm": ["openclip"]})
     run_study(study, out, 2, PROGRAM)
@@ -130,6 +138,7 @@ def test_a_failed_trial_cannot_win_and_has_its_error(data, out):
     assert tuning(out)["arms"][0]["tried"][1]["score"] is None
 
 
+@pytest.mark.slow
 def test_an_arm_without_a_successful_trial_is_not_trained(data, out, capsys):
     study = tuned_study(data, vary={"algorithm": ["mbcl", "openclip"]})
     failed = run_study(study, out, 2, PROGRAM)

@@ -43,7 +43,7 @@ def demo(
         port: the port to listen on; if it is in use, one of the next 20 is chosen.
         pretrained: weights for an open_clip name: a file, a folder or a tag.
         checkpoint: the checkpoint of a run.
-        workers: processes that decode images.
+        workers: loader workers.
     """
     if find_spec("gradio") is None:
         raise RuntimeError("The demo needs gradio, which is not installed: pip install 'fastclip[demo]'.")
@@ -84,7 +84,7 @@ def _pairs_of_run(model: str) -> EvaluationPairs:
     if not pairs.paths:
         raise PathError(
             model,
-            "is not a run with evaluate.pairs in its config.yaml, so there are no images to search. "
+            "has no config.yaml with evaluate.pairs, so there are no images to search. "
             "Pass --images: a folder of images, tars, or any pairs.",
         )
     try:

@@ -99,7 +99,7 @@ def _exchange(plan: Plan) -> Iterator[Advice]:
     yield Advice(
         "break-even batch",
         "Features grow with the global batch, weights do not: OpenCLIP's exchange would be as large as the "
-        f"weight gradients at a batch of {equal:,} (weights / 2·features); here it is {ours.batch:,}.",
+        f"weight gradients at a batch of {equal:,} (weights / 2·features); here the batch is {ours.batch:,}.",
         equal,
     )
     if ours.time is None:

@@ -108,7 +108,8 @@ def from_profile(path: Path, algorithm: str) -> Computation:
         measured = min(profiles, key=lambda p: (p.algorithm != algorithm, p.num_ranks))
     except FileNotFoundError:
         advice = "Make one with `fastclip profile`."
-        raise OptionError("profile", path, f"needs {file}, which does not exist", advice=advice) from None
+        rule = "does not exist" if file == path else f"has no {file.name}"
+        raise OptionError("profile", path, rule, advice=advice) from None
     except (KeyError, TypeError, ValueError) as error:
         raise OptionError(
             "profile",

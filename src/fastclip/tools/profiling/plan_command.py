@@ -43,7 +43,7 @@ def plan(
 
     All options of `fastclip train` are accepted. Networks: NETWORKS; the last three are the paper's clusters,
     on whose tables the network model was fitted (benchmarks/plan_fit.py). The model's error there is printed,
-    and a range where the tables do not support a single number.
+    and a range is given where the tables do not support a single number.
 
     batch.size is the global batch, as in `fastclip train`: with more nodes the local batch shrinks.
     --batch_per_gpu fixes the local batch instead, as the paper does. The computation time of a step comes

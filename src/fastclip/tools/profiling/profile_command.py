@@ -55,7 +55,7 @@ def profile(
         config: name of a recipe, or a YAML file.
         algorithm: algorithms to profile, separated by commas.
         steps: steps to measure.
-        warmup: steps to run before, not measured.
+        warmup: steps to run first, not measured.
         ranks: numbers of ranks to start on this machine, one after another: 1,2,4.
         out: folder of the profile (default: profiles/RECIPE).
         json: print profile.json instead of the table.

@@ -39,7 +39,7 @@ def report(
         images: images to search: a folder, tars, or any pairs (default: the run's evaluate.pairs).
         search: queries for the search examples, separated by ";" (default: five of the images' captions).
         checkpoint: the checkpoint of the run to search with.
-        workers: processes that decode images.
+        workers: loader workers.
     """
     from fastclip.tools.report.output import pictures_folder, write, write_plots
     from fastclip.tools.report.run_page import page_of_run

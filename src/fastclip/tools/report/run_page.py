@@ -38,7 +38,7 @@ def page_of_run(
     index, examples, hard_pairs, reason = None, None, None, ""
     try:
         if not paths:
-            raise ValueError("The run's config has no evaluate.pairs.")
+            raise ValueError("The run has no evaluate.pairs. Pass --images.")
         with progress("encoding images", "images") as update:
             index = Index.open(str(folder), paths, None, checkpoint, workers, update, columns)
         with progress("encoding captions", "captions") as update:
@@ -51,7 +51,7 @@ def page_of_run(
         if images is not None and run.metadata:
             raise
         reason = str(error)
-        logger.warning("The page has no search examples: %s", reason)
+        logger.warning("The page has no search examples. %s", reason)
     if run.metadata and run.results:
         _note_stale_scores(run, checkpoint, None if index is None else index.model.towers)
     images = ", ".join(paths)

@@ -28,7 +28,7 @@ def search(
       fastclip search runs/emoji my/photos --image heart.png --top 24
 
     Prints the best matches with their cosine similarities, and draws a contact sheet of them. Image features
-    are cached (RUN/search), and encoded again when the model or a file changes.
+    are cached (RUN/search), and recomputed when the model or a file changes.
 
     Args:
         model: a run's folder, an exported folder, or an open_clip name with --pretrained.
@@ -50,7 +50,7 @@ def search(
             "text", 'or --image is required, but not both: e.g. "a red heart", or --image heart.png.'
         )
     if image is not None and not image.is_file():
-        raise OptionError("image", image, "must be a file")
+        raise OptionError("image", image, "must be an existing image file")
     if top < 1:
         raise OptionError("top", top, "must be at least 1", example=12)
     with progress("encoding images", "images") as update:

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+from fastclip.config.collections import how_to_get
 from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.remote import is_remote
@@ -77,7 +78,8 @@ def _files(option: str, source: list[str] | str | None) -> set[str]:
     try:
         found = find_files(local) if local else []
     except ValueError as error:
-        raise OptionError(option, source, f"cannot be used: {str(error).rstrip('.')}") from error
+        rule = f"cannot be used: {str(error).rstrip('.')}"
+        raise OptionError(option, source, rule, advice=how_to_get(paths).strip()) from error
     return {os.path.realpath(file.path) for file in found} | {path for path in paths if path not in local}
 
 
@@ -104,7 +106,7 @@ def _check_split(study: Study, trained: set[str], tested: set[str]) -> None:
     exclude = "Exclude it from data.train, e.g. --data.train 'train/{00000..00006}.tar'."
     hold_out = "Hold out a shard of the training data instead."
     for path in sorted(_files("validation.pairs", pairs)):
-        for others, use, advice in ((trained, "trained on", exclude), (tested, "tested", hold_out)):
+        for others, use, advice in ((trained, "training", exclude), (tested, "testing", hold_out)):
             if any(path == other or path.startswith(other + os.sep) for other in others):
-                rule = f"must be neither trained on nor tested; {path} is {use}"
+                rule = f"must not be used for training or testing; {path} is used for {use}"
                 raise OptionError("validation.pairs", pairs, rule, advice=advice)

@@ -68,8 +68,8 @@ def compare(
     are never repeated: run the same command again to continue after a stop, or with a longer --seeds or
     --vary to add runs. A failed run is reported and does not stop the others.
 
-    Tuning tries the same grid of values for every arm and chooses by pairs that are neither trained on nor
-    tested:
+    Tuning tries the same grid of values for every arm and chooses by pairs that are used neither for training
+    nor for testing:
 
       fastclip compare --config emoji --vary algorithm=openclip,fastclip-v3 --tune optim.lr=5e-4,1e-3,2e-3 \\
           --data.train 'data/emoji/train/{00000..00006}.tar' --validation.pairs data/emoji/train/00007.tar

@@ -57,7 +57,7 @@ class Study:
     tune_seed: int = 1000
     """The seed of tuning runs; must not be one of `seeds`."""
     validation: dict[str, Any] = field(default_factory=dict)
-    """What tuning is judged by: `pairs` that are neither trained on nor tested, and the `measure`."""
+    """What tuning is judged by: `pairs` used neither for training nor for testing, and the `measure`."""
     tasks: str | None = None
     """The tests: tasks that `fastclip eval` scores after each run. Tuning never sees them."""
     suite: str | None = None
@@ -110,7 +110,10 @@ class Study:
 
     def _check_kinds(self) -> None:
         if not isinstance(self.config, str) or not self.config:
-            raise OptionError("config", self.config, "must be a recipe or a YAML file", example="emoji")
+            advice = "Pass --config, or --study with the file of a study."
+            raise OptionError(
+                "config", self.config, "must be a recipe or a YAML file", example="emoji", advice=advice
+            )
         for name, example in _EXAMPLES.items():
             value, kind = getattr(self, name), type(yaml.safe_load(example))
             if not isinstance(value, kind) and not (value is None and name in ("tasks", "suite")):
@@ -164,7 +167,7 @@ class Study:
             there = ", ".join(
                 dict.fromkeys(f"{key}={value}" for arm in arms for key, value in arm.values.items())
             )
-            raise OptionError("baseline", self.baseline, f"must match an arm; the arms have {there}")
+            raise OptionError("baseline", self.baseline, "matches no arm", advice=f"Choose from: {there}.")
 
     def _check_tuning(self) -> None:
         arms = self.all_arms()
@@ -177,12 +180,12 @@ class Study:
         for key in sorted(self.validation.keys() - {"pairs", "measure"}):
             raise OptionError.unknown("validation", key, ("pairs", "measure"))
         if not (pairs := self.validation.get("pairs")):
-            rule = "must be given to tune: pairs that are neither trained on nor tested"
+            rule = "is required for tuning: pairs that are used neither for training nor for testing"
             advice = (
-                "If there are none, hold out a shard:\n"
+                "If you have none, hold out a shard:\n"
                 "  set: {data.train: 'data/emoji/train/{00000..00006}.tar'}\n"
                 "  validation: {pairs: data/emoji/train/00007.tar}\n"
-                "or --data.train … --validation.pairs … on the command line."
+                "or, on the command line: --data.train … --validation.pairs …"
             )
             raise OptionError("validation.pairs", pairs, rule, advice=advice)
 
@@ -216,7 +219,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise PathError(path, f"is not a study: {error.strerror}.") from None
+        raise PathError(
+            path, f"cannot be read: {error.strerror}. Pass the file or folder of a study."
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PathError(path, f"is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
