@@ -64,7 +64,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.checkpoint_save
 	$(BIN)/python -m benchmarks.checkpoint_digest
 	$(BIN)/python -m benchmarks.training_speed
-	$(BIN)/python -m benchmarks.kills
+	$(BIN)/python -m benchmarks.hostile
+	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.retrieval
 	$(BIN)/python -m benchmarks.start_up
 	$(BIN)/python -m benchmarks.plan_fit

@@ -7,6 +7,7 @@ by name or rebuilt: nothing may be used silently.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -21,7 +22,7 @@ from random import Random
 import torch
 from tests.training.runs import ALGORITHM, MOMENTS, Lab, assert_same_run, metrics
 
-from benchmarks.record import save
+from benchmarks.record import RESULTS, save
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.images import MAX_PIXELS
 from fastclip.data.manifest import open_manifest
@@ -41,17 +42,13 @@ SEED = 0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100, help="for one rank, and again for two")
-    parser.add_argument("--mutations", type=int, default=600)
-    given = parser.parse_args()
-    figures: dict = {}
-    with tempfile.TemporaryDirectory() as folder:
-        figures["mutations"] = mutate_everything(Path(folder), given.mutations, Random(SEED))
-        save("hostile", SEED, figures)
-    for ranks in (1, 2):
+    parser.add_argument("parts", nargs="*", default=[*PARTS], choices=[*PARTS, []], help="all by default")
+    for part in parser.parse_args().parts:
         with tempfile.TemporaryDirectory() as folder:
-            figures[f"K={ranks}"] = kill_repeatedly(Path(folder), ranks, given.kills, Random(SEED))
-        save("hostile", SEED, figures)
+            found = PARTS[part](Path(folder), Random(SEED))
+        file = RESULTS / "hostile.json"
+        known = json.loads(file.read_text())["figures"] if file.exists() else {}
+        save("hostile", SEED, known | {part: found}, "python -m benchmarks.hostile")
 
 
 def kill_repeatedly(folder: Path, ranks: int, kills: int, random: Random) -> dict:
@@ -63,8 +60,9 @@ def kill_repeatedly(folder: Path, ranks: int, kills: int, random: Random) -> dic
         lab.start(folder / "run", ranks).kill_during(moment, random)
         moments[moment] += 1
         print(f"K={ranks}: kill {number + 1} of {kills}, during {moment}", flush=True)
-    lab.start(folder / "run", ranks).finish(timeout=900)
-    assert_same_run(folder / "run", lab.reference(ranks))
+    for name in ("run", "undisturbed"):
+        lab.start(folder / name, ranks).finish(timeout=900)
+    assert_same_run(folder / "run", folder / "undisturbed")
     steps = metrics(folder / "run")[-1]["step"]
     print(f"K={ranks}: bit-identical after {kills} kills and {steps} steps", flush=True)
     return {
@@ -92,6 +90,12 @@ def mutate_everything(folder: Path, mutations: int, random: Random) -> dict[str,
         assert outcome != "used silently", file
     return {name: dict(sorted(found.items())) for name, found in outcomes.items()}
 
+
+PARTS: dict[str, Callable[[Path, Random], dict]] = {
+    "mutations": lambda folder, random: mutate_everything(folder, 600, random),
+    "K=1": lambda folder, random: kill_repeatedly(folder, 1, 100, random),
+    "K=2": lambda folder, random: kill_repeatedly(folder, 2, 100, random),
+}
 
 Use = Callable[[], str]
 Files = Callable[[], list[Path]]

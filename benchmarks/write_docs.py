@@ -206,7 +206,7 @@ def other_figures() -> list[str]:
     )
     share, kills, save = (
         _figures("objective_share"),
-        _figures("kills")["K=1"]["kills"],
+        _figures("hostile")["K=1"]["kills"],
         _figures("checkpoint_save"),
     )
     lookup, cut = _figures("data_lookup"), _figures("cut_link")
@@ -232,7 +232,7 @@ def other_figures() -> list[str]:
             ),
             f"killed {sum(kills.values())} times at random moments, then resumed, 1 and 2 ranks": (
                 "the same bits",
-                "kills",
+                "hostile",
             ),
             "two hosts, link cut, `--timeout 20`: seconds until both ranks stopped": (
                 f"{cut['seconds_until_all_workers_had_stopped']}; the resumed run has the same losses",
@@ -252,6 +252,36 @@ def other_figures() -> list[str]:
     )
 
 
+def hostile() -> list[str]:
+    """What came of kills and of damaged files."""
+    figures = _figures("hostile")
+    rows = []
+    for ranks in (1, 2):
+        found = figures[f"K={ranks}"]
+        moments = ", ".join(f"{count} during {moment}" for moment, count in found["kills"].items())
+        steps = f"{found['steps']:,} steps, then the same bits"
+        rows.append(
+            [
+                f"kills, K = {ranks} ({found['algorithm']})",
+                f"{sum(found['kills'].values())}",
+                f"{moments}; {steps}",
+            ]
+        )
+    for name, outcomes in figures["mutations"].items():
+        kinds: dict[str, int] = {}
+        for outcome, count in outcomes.items():
+            kind = outcome.partition(" (")[0]
+            kinds[kind] = kinds.get(kind, 0) + count
+        rows.append(
+            [
+                f"damaged: {name}",
+                f"{sum(kinds.values())}",
+                ", ".join(f"{kind}: {n}" for kind, n in kinds.items()),
+            ]
+        )
+    return _table(["`results/hostile.json`", "times", "outcome"], rows)
+
+
 TABLES: dict[str, Callable[..., list[str]]] = {
     "study": study,
     "paired": paired,
@@ -263,6 +293,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "loss-kernel": loss_kernel,
     "wire": wire,
     "other-figures": other_figures,
+    "hostile": hostile,
 }
 
 

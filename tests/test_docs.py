@@ -155,3 +155,10 @@ def test_links_between_documents_lead_somewhere():
         for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
             if "://" not in target:
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_every_promise_names_a_test_that_exists():
+    promised = re.findall(r"`([\w/]+\.py)::(test_\w+)`", (ROOT / "docs" / "faults.md").read_text())
+    assert len(promised) > 15
+    for file, name in promised:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), f"{file} has no {name}"
