@@ -29,3 +29,17 @@ def _counted_captions(monkeypatch):
 
     statistics = {"actual": 0.1, "expected": 0.11, "repeated": 0.5, "captions": 320, "samples": 640}
     monkeypatch.setattr(result_tables, "equal_captions", lambda config, progress: statistics)
+
+
+class Clock:
+    """A clock that a test moves; it does not start at zero."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()

@@ -13,20 +13,6 @@ from fastclip.terminal import View, console, progress
 from tests.terminals import Terminal, on_terminal
 
 
-class Clock:
-    """A clock that a test moves."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 def test_a_pipe_has_160_columns_and_a_terminal_its_own_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
     with redirect_stdout(io.StringIO()):

@@ -46,20 +46,6 @@ def plan(**changes):
     return Plan(**(values | changes))
 
 
-class Clock:
-    """A clock that a test moves."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def live(clock):
     """Make live displays on a terminal that records what it is sent; close them at the end."""

@@ -105,20 +105,6 @@ def test_adding_a_step_does_not_wait_for_the_device():
 # Seconds
 
 
-class Clock:
-    """A clock that a test moves; it does not start at zero."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 def slow_batches(clock, *seconds):
     for number, wait in enumerate(seconds):
         clock.now += wait

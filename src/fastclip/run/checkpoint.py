@@ -43,6 +43,7 @@ from xxhash import xxh3_128_hexdigest
 
 from fastclip.distributed.world import broadcast_object, gather_objects
 from fastclip.errors import InputError, PathError
+from fastclip.files import sync
 from fastclip.run.folder import complete_checkpoints
 from fastclip.run.state_file import (
     DamagedCheckpoint,
@@ -177,8 +178,8 @@ class Checkpoints:
                 raise OSError(f"rank 0 cannot see {file} as written; all ranks must share a filesystem")
         sizes = {name: size for name, (size, _) in written.items()}
         digests = {name: digest for name, (_, digest) in written.items()}
-        _sync(write_state(part, metadata, sizes, digests))
-        _sync(part)
+        sync(write_state(part, metadata, sizes, digests))
+        sync(part)
         part.rename(path)
         self._link("last", path)
         self._prune()
@@ -228,7 +229,7 @@ class Checkpoints:
         new.unlink(missing_ok=True)
         new.symlink_to(target.name)
         new.replace(self.folder / name)
-        _sync(self.folder)
+        sync(self.folder)
 
     def _clean_up(self) -> None:
         """Delete the remains of unfinished saves and deletions."""
@@ -343,7 +344,7 @@ class _Writer(dcp.HuggingFaceStorageWriter):
             file.chmod(mode)  # safetensors ignores the umask and makes files private to their owner
             with ThreadPoolExecutor(1) as pool:  # while the disk is busy
                 computing = pool.submit(_digest_of_written, file)
-                _sync(file)
+                sync(file)
             size, digest = file.stat().st_size, computing.result()
         written: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         stored = file.name, (size, digest)
@@ -446,15 +447,6 @@ def _reasons(error: CheckpointException) -> str:
     return "; ".join(f"rank {rank}: {_reason(cause)}" for rank, (cause, _) in error.failures.items())
 
 
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _free_name(path: Path) -> Path:
     """The path, or path-2, path-3, … if it exists."""
     names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
@@ -467,7 +459,7 @@ def _remove(path: Path) -> None:
         old = path.with_name(path.name + ".old")
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
-        _sync(path.parent)
+        sync(path.parent)
         path = old
     shutil.rmtree(path)
 

@@ -10,18 +10,6 @@ from fastclip.tools.study.live_status import LiveStatus
 from tests.terminals import Terminal
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def status(clock):
     return LiveStatus(["a", "b", "c", "d"], at_once=2, clock=clock)
