@@ -56,7 +56,8 @@ def main() -> None:
                     train_step(batch)
                 counting = False
 
-        train_step(batch)  # the checks of the first step
+        steps()  # the checks of the first step, and the warnings of libraries, which read their source
+        opened.clear()
         seconds = interleaved({"without": steps, "with the lock": steps_in_lock}, ROUNDS)
     ratio = seconds["with the lock"] / seconds["without"]
     milliseconds = {name: round(1000 * value / STEPS, 2) for name, value in seconds.items()}
