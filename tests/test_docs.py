@@ -94,6 +94,7 @@ def test_programs_run(block, folder):
     run_python(block.code, folder)
 
 
+@pytest.mark.slow
 @marked("run", "torchrun")
 def test_programs_of_several_ranks_run(block, tmp_path):
     script = tmp_path / "example.py"

@@ -15,6 +15,7 @@ def double_and_pid(x):
     return 2 * x, os.getpid()
 
 
+@pytest.mark.slow
 def test_results_of_several_processes_are_in_order():
     results = list(parallel_map(double_and_pid, range(20), jobs=2))
     assert [value for value, _ in results] == list(range(0, 40, 2))

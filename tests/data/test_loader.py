@@ -231,6 +231,7 @@ def test_search_for_a_usable_neighbour_ends(tmp_path, workers):
     assert manifest.files[0] in str(caught.value)
 
 
+@pytest.mark.slow
 def test_order_of_another_collection_is_rejected(manifest):
     with pytest.raises(InputError) as caught:
         PairLoader(manifest, Order(31, 8), decoder("exact", AUGMENT), tokenizer, stop_step=1)
@@ -244,6 +245,7 @@ def test_max_bad_must_be_a_fraction(manifest):
     assert (caught.value.option, caught.value.value) == ("data.max_bad", 1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_index_stops_the_run_and_is_built_again_by_the_next(tmp_path, monkeypatch, workers):
     monkeypatch.setattr("fastclip.data.manifest.SMALL", 0)  # as if it were large
@@ -257,6 +259,7 @@ def test_a_damaged_index_stops_the_run_and_is_built_again_by_the_next(tmp_path, 
     assert same(expected, batches(open_manifest(data)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_damaged_decoded_images_change_no_batch(manifest, monkeypatch, workers):
     monkeypatch.setattr("fastclip.data.decoded_cache.SMALL", 0)  # as if they were many

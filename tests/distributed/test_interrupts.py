@@ -97,6 +97,7 @@ def test_without_a_signal_no_rank_stops(played):
     assert all(rank["quiet"] == [NOTHING] * 6 for rank in played)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_at_the_same_call(played):
     for rank in played:
         assert [decision.stop for decision in rank["terminated"]] == [False] * 4 + [True] * 2

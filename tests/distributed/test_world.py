@@ -422,19 +422,23 @@ def test_ranks_of_srun_meet(srun):
     assert read(srun.folder, "facts") == facts_of_two()
 
 
+@pytest.mark.slow
 def test_ranks_that_stop_cleanly_leave_together(srun):
     assert read(srun.folder, "stopped") == [[7, True], [7, True]]
 
 
+@pytest.mark.slow
 def test_ranks_with_another_type_of_device_stop_with_the_same_error(srun):
     assert read(srun.folder, "differ") == [["device type", 1, "cuda", "cpu"]] * 2
 
 
+@pytest.mark.slow
 def test_no_thread_of_a_group_outlives_it(srun):
     for threads in read(srun.folder, "threads"):
         assert not [name for name in threads if "gloo" in name]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_leaves_immediately_with_its_error_and_the_others_notice(srun):
     assert srun.codes == [1, 1]
     assert "OSError: rank 1 failed" in srun.errors[1]

@@ -135,6 +135,7 @@ def test_all_38_tasks_are_scored_each_with_its_metric_and_the_three_means(
     assert json.loads(run.out)["missing"] == []
 
 
+@pytest.mark.slow
 def test_a_complete_suite_is_not_marked_partial_in_the_table(model, datacomp, evaluate, suite_options):
     table = evaluate(model, datacomp, *suite_options).out
     assert "partial" not in table

@@ -481,6 +481,7 @@ def test_every_flipped_bit_of_a_file_is_refused_by_name(tmp_path):
     assert_complete(path, 1)
 
 
+@pytest.mark.slow
 def test_without_digests_a_damaged_header_is_named_and_the_rest_loads_as_before(tmp_path):
     path = Checkpoints(tmp_path).save(1, small(1), {"step": 1})
     without_digests(path)
@@ -737,6 +738,7 @@ def load_with_a_damaged_file(rank, world_size, folder):
     return caught
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_one_rank_stops_all_and_they_agree_on_the_one_before(tmp_path):
     damaged = str(tmp_path / "step-00000002" / "rank-00001.safetensors")
     assert run_ranks(load_with_a_damaged_file, 2, tmp_path) == [[damaged, damaged]] * 2
