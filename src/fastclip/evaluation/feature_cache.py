@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -17,7 +16,7 @@ from xxhash import xxh3_128
 
 from fastclip.data.loader import BadSample
 from fastclip.evaluation.features import Encoder, ImageFeatures, Images, Progress
-from fastclip.files import sync
+from fastclip.files import sync, temporary_path
 from fastclip.model import TwoTowers
 
 log = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ def _write(file: Path, key: str, features: ImageFeatures) -> None:
         "kept_b": kept_b,
         "about": torch.tensor(list(about), dtype=torch.uint8),
     }
-    part = file.with_suffix(f".{os.getpid()}.part")  # another process may be writing the same file
+    part = temporary_path(file)  # another process may be writing the same file
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part)
