@@ -27,14 +27,16 @@ def main() -> None:
         index, scale = torch.arange(b), torch.tensor(10.0)
         theirs = ClipLoss(local_loss=True, gather_with_grad=True, rank=0, world_size=K)
         steps = {"ClipLoss": lambda loss=theirs, i=image, t=text, s=scale: loss(i, t, s).backward()}
-        for label, name, wire in (
-            ("fastclip-v3", "fastclip-v3", None),
-            ("fastclip-v2", "fastclip-v2", None),
-            ("fastclip-v3, float16 wire", "fastclip-v3", torch.float16),
+        for label, name, options in (
+            ("fastclip-v3", "fastclip-v3", {}),
+            ("fastclip-v2", "fastclip-v2", {}),
+            ("fastclip-v3, float16 wire", "fastclip-v3", {"wire_dtype": torch.float16}),
+            ("fastclip-v3, distinct negatives", "fastclip-v3", {"negatives": "distinct"}),
         ):
-            loss = GlobalContrastiveLoss(name, 10_000, wire_dtype=wire)
-            loss(image, text, index)  # the first step also agrees on the batch
-            steps[label] = lambda loss=loss, i=image, t=text, x=index: loss(i, t, x).value.backward()
+            loss = GlobalContrastiveLoss(name, 10_000, **options)
+            batch = (image, text, index, *([index] if "negatives" in options else []))
+            loss(*batch)  # the first step also agrees on the batch
+            steps[label] = lambda loss=loss, batch=batch: loss(*batch).value.backward()
         sent = {label: sum(bytes_sent(step).values()) for label, step in steps.items()}
         for label, count in sent.items():
             ratio = count / sent["ClipLoss"]

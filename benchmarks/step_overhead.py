@@ -70,7 +70,8 @@ def _batch(towers, size: int) -> Batch:
     generator = torch.Generator().manual_seed(SEED)
     images = torch.randn(size, 3, towers.image_size, towers.image_size, generator=generator)
     tokens = torch.randint(1, 400, (size, towers.context_length), generator=generator)
-    return Batch(0, 0, images, tokens, torch.randperm(SAMPLES, generator=generator)[:size], [])
+    index = torch.randperm(SAMPLES, generator=generator)[:size]
+    return Batch(0, 0, images, tokens, index, group=index, bad=[])
 
 
 if __name__ == "__main__":

@@ -9,9 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["ALGORITHMS", "Algorithm", "GlobalContrastiveLoss", "LossOutput", "Model", "load"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "GlobalContrastiveLoss",
+    "LossOutput",
+    "Model",
+    "caption_group",
+    "load",
+]
 
 if TYPE_CHECKING:
+    from fastclip.data.caption_groups import caption_group
     from fastclip.objective.algorithms import ALGORITHMS, Algorithm
     from fastclip.objective.loss import GlobalContrastiveLoss, LossOutput
     from fastclip.run.load import Model, load
@@ -22,6 +31,7 @@ _HOME = {
     "GlobalContrastiveLoss": "fastclip.objective.loss",
     "LossOutput": "fastclip.objective.loss",
     "Model": "fastclip.run.load",
+    "caption_group": "fastclip.data.caption_groups",
     "load": "fastclip.run.load",
 }
 

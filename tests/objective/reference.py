@@ -6,15 +6,21 @@ e1, e2 are the features of the whole global batch B; rank k of K holds its k-th 
 import torch
 
 
-def inner(e1, e2, tau1, tau2):
-    """g_1, g_2 of every sample over the batch without itself."""
-    B = len(e1)
+def negatives(B, groups):
+    """1 where j is a negative of i: another sample, or one of another group."""
+    if groups is None:
+        return 1 - torch.eye(B, dtype=torch.float64)
+    return (groups[:, None] != groups).double()
+
+
+def inner(e1, e2, tau1, tau2, others):
+    """g_1, g_2 of every sample: the mean over its negatives."""
     s = e1 @ e2.T
-    others = 1 - torch.eye(B, dtype=s.dtype)
+    n = others.sum(1)
     own = s.diagonal()
     l1 = torch.exp((s - own[:, None]) / tau1[:, None])
     l2 = torch.exp((s.T - own[:, None]) / tau2[:, None])
-    return (l1 * others).sum(1) / (B - 1), (l2 * others).sum(1) / (B - 1)
+    return (l1 * others).sum(1) / n, (l2 * others).sum(1) / n
 
 
 def moving_average(u, g, gamma):
@@ -22,7 +28,12 @@ def moving_average(u, g, gamma):
     return torch.where(torch.isnan(u), g, (1 - gamma) * u + gamma * g)
 
 
-def rank_gradients(e1, e2, tau1, tau2, w1, w2, k, K):
+def scent_gamma(u, least):
+    """σ(10 + log u), at least `least`."""
+    return torch.sigmoid(10 + torch.log(u)).clamp(min=least)
+
+
+def rank_gradients(e1, e2, tau1, tau2, w1, w2, k, K, others):
     """G_{w,a,k} + G_{w,b,k} with respect to rank k's features; w_i is the factor before 1/|B_i-| Σ ∇ℓ.
 
     eqs. (sogclr:gradw:1) and (sogclr:gradw:2): w_i = τ/(ε + u_i); (fastclipv0:gradw): w_i = 1/(ε + u_i);
@@ -32,20 +43,20 @@ def rank_gradients(e1, e2, tau1, tau2, w1, w2, k, K):
     mine = torch.zeros(B, dtype=torch.bool)
     mine[k * b : (k + 1) * b] = True
     x1, x2 = e1.clone().requires_grad_(), e2.clone().requires_grad_()
-    others = 1 - torch.eye(B, dtype=e1.dtype)
+    n = others.sum(1)
 
     # part a: i is local, its partners e_j are constants
     own = (x1 * x2).sum(1)
     l1 = torch.exp(((x1 @ e2.T) - own[:, None]) / tau1[:, None]) * others
     l2 = torch.exp(((x2 @ e1.T) - own[:, None]) / tau2[:, None]) * others
-    per_sample = w1 * l1.sum(1) / (B - 1) + w2 * l2.sum(1) / (B - 1)
+    per_sample = w1 * l1.sum(1) / n + w2 * l2.sum(1) / n
     a = per_sample[mine].sum() / b
 
     # part b: i is anywhere and constant, the partner j is local
     own = (e1 * e2).sum(1)
     l1 = torch.exp(((e1 @ x2.T) - own[:, None]) / tau1[:, None]) * others
     l2 = torch.exp(((e2 @ x1.T) - own[:, None]) / tau2[:, None]) * others
-    factor = 1 / b * B / (B - 1)
+    factor = 1 / b * B / n
     inner_sum = w1 * l1[:, mine].sum(1) * factor + w2 * l2[:, mine].sum(1) * factor
     part_b = inner_sum.sum() / B
 
@@ -53,10 +64,10 @@ def rank_gradients(e1, e2, tau1, tau2, w1, w2, k, K):
     return x1.grad[mine], x2.grad[mine]
 
 
-def inner_tau_derivative(e1, e2, tau1, tau2):
+def inner_tau_derivative(e1, e2, tau1, tau2, others):
     """1/|B_i-| Σ_j ∇_3 ℓ(e_i, e_j, τ_i) of every sample and side."""
     t1, t2 = tau1.clone().requires_grad_(), tau2.clone().requires_grad_()
-    g1, g2 = inner(e1, e2, t1, t2)
+    g1, g2 = inner(e1, e2, t1, t2, others)
     (g1.sum() + g2.sum()).backward()
     return t1.grad, t2.grad
 
@@ -73,21 +84,31 @@ class PaperRun:
         self.tau_lr, self.betas = tau_lr, betas
         self.moments = {i: [0.0, 0.0, 0.0, 0.0, 0] for i in range(n)}
 
-    def step(self, e1, e2, ids, gamma):
-        """Returns value, image gradients, text gradients, G_τ (None where τ is constant or individual)."""
+    def step(self, e1, e2, ids, gamma, groups=None):
+        """Returns value, image gradients, text gradients, G_τ (None where τ is constant or individual).
+
+        Samples with equal `groups` are not negatives of each other; without any negatives nothing happens.
+        """
+        others = negatives(len(e1), groups)
+        if not others.any():
+            learned = self.name in ("fastclip-v0", "mbcl", "fastclip-v3", "scent")
+            return 0.0, torch.zeros_like(e1), torch.zeros_like(e2), 0.0 if learned else None
         tau1, tau2 = self.tau1[ids], self.tau2[ids]
-        g1, g2 = inner(e1, e2, tau1, tau2)
+        g1, g2 = inner(e1, e2, tau1, tau2, others)
         if self.name == "mbcl":
-            u1, u2, eps = g1, g2, 1 / (len(e1) - 1)
+            u1, u2, eps = g1, g2, 1 / others.sum(1)
         else:
-            u1 = moving_average(self.u1[ids], g1, gamma)
-            u2 = moving_average(self.u2[ids], g2, gamma)
+            gamma1, gamma2 = gamma, gamma
+            if self.name == "scent":
+                gamma1, gamma2 = scent_gamma(self.u1[ids], gamma), scent_gamma(self.u2[ids], gamma)
+            u1 = moving_average(self.u1[ids], g1, gamma1)
+            u2 = moving_average(self.u2[ids], g2, gamma2)
             eps = self.epsilon
         unscaled = self.name in ("fastclip-v0", "mbcl")  # the loss without τ in front
         w1, w2 = (1 if unscaled else tau1) / (eps + u1), (1 if unscaled else tau2) / (eps + u2)
-        grad1, grad2 = rank_gradients(e1, e2, tau1, tau2, w1, w2, 0, 1)
+        grad1, grad2 = rank_gradients(e1, e2, tau1, tau2, w1, w2, 0, 1, others)
         log1, log2 = torch.log(eps + u1), torch.log(eps + u2)
-        d1, d2 = inner_tau_derivative(e1, e2, tau1, tau2)
+        d1, d2 = inner_tau_derivative(e1, e2, tau1, tau2, others)
         from_inner = (d1 / (eps + u1)).mean() + (d2 / (eps + u2)).mean()
         value, tau_grad = None, None
         if self.name in ("fastclip-v0", "mbcl"):
@@ -95,7 +116,7 @@ class PaperRun:
             tau_grad = from_inner  # eq. (fastclipv0:gradtau)
         elif self.name in ("sogclr", "fastclip-v1"):
             value = tau1[0] * (log1 + log2).mean()
-        elif self.name == "fastclip-v3":
+        elif self.name in ("fastclip-v3", "scent"):
             value = tau1[0] * (log1 + log2).mean() + 2 * self.rho * tau1[0]
             tau_grad = (log1 + log2).mean() + 2 * self.rho + tau1[0] * from_inner  # eq. (fastclipv3:gradtau)
         elif self.name in ("isogclr", "fastclip-v2"):

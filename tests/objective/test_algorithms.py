@@ -17,6 +17,7 @@ def test_the_table_is_the_papers_table_1():
         "fastclip-v1": ("GCL", "cosine", "constant"),
         "fastclip-v2": ("RGCL", "cosine", "individual"),
         "fastclip-v3": ("RGCL-g", "cosine", "learnable"),
+        "scent": ("RGCL-g", "adaptive", "learnable"),
         "siglip": ("SigLIP", None, "learnable"),
         "mbcl": ("MBCL", None, "learnable"),
     }

@@ -16,6 +16,8 @@ VARIANTS = [(name, {}) for name in OURS] + [
     ("fastclip-v3", {"wire_dtype": torch.float16}),
     ("fastclip-v2", {"tile_mib": 100 / 2**20}),
     ("fastclip-v1", {"features": torch.bfloat16}),
+    *((name, {"negatives": "distinct"}) for name in OURS),
+    ("fastclip-v3", {"negatives": "distinct", "tile_mib": 100 / 2**20}),
 ]
 N, B, D, STEPS = 37, 16, 6, 10  # n is not divisible by the world size, and ids repeat within a batch
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -37,14 +39,17 @@ def ten_steps(rank, world_size, dtype):
         ids = torch.Generator().manual_seed(0)
         for step in range(STEPS):
             index = torch.randint(0, N, (B,), generator=ids)[local]
+            group = None
+            if options.get("negatives") == "distinct":  # of the last step, one group
+                group = torch.randint(0, 5 if step < STEPS - 1 else 1, (B,), generator=ids)[local]
             image, text = (x.detach()[local].requires_grad_() for x in pair(B, D, seed=step, dtype=features))
             loss.zero_grad()
             if step % 2:  # every other step overlaps; the result is the same
-                begun = loss.begin(index)
+                begun = loss.begin(index, group)
                 begun.images(image)
                 out = begun.forward(image, text)
             else:
-                out = loss(image, text, index)
+                out = loss(image, text, index, group)
             out.value.backward()
             tau_grad = None if loss.log_scale is None else loss.log_scale.grad
             with torch.no_grad():

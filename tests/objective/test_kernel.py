@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastclip.objective import kernel
 from tests.objective.features import pair, relative_error
-from tests.objective.reference import inner, rank_gradients
+from tests.objective.reference import inner, negatives, rank_gradients
 
 
 def passes(e1, e2, tau_B2, u_B2, k, K, tile_bytes, epsilon=1e-14, power=1):
@@ -19,7 +19,7 @@ def passes(e1, e2, tau_B2, u_B2, k, K, tile_bytes, epsilon=1e-14, power=1):
     local = slice(k * b, (k + 1) * b)
     features = kernel.Features(e1[local], e2[local], e1, e2, k * b)
     sims = kernel.similarities(features, tile_bytes)
-    estimates = kernel.inner_estimates(features, sims, tau_B2[local])
+    estimates = kernel.inner_estimates(features, sims, tau_B2[local], log(B - 1))
     log_outer_B2 = torch.log(epsilon + u_B2)
     s_ii = (e1 * e2).sum(1)[:, None]
     lambda_B2 = s_ii + tau_B2 * (log(B - 1) + log_outer_B2 + (1 - power) * tau_B2.log())
@@ -41,16 +41,16 @@ def test_every_rank_gets_the_papers_gradient(K, b, d, seed, tile, power):
     e1, e2 = (x.detach() for x in pair(B, d, seed))
     generator = torch.Generator().manual_seed(seed)
     tau_B2 = 0.05 + 0.2 * torch.rand(B, 2, generator=generator, dtype=torch.float64)
-    u_B2 = torch.stack(inner(e1, e2, *tau_B2.T), dim=1) * (
+    u_B2 = torch.stack(inner(e1, e2, *tau_B2.T, negatives(B, None)), dim=1) * (
         0.5 + torch.rand(B, 2, generator=generator, dtype=torch.float64)
     )
     w = tau_B2**power / (1e-14 + u_B2)
-    g = torch.stack(inner(e1, e2, *tau_B2.T), dim=1)
+    g = torch.stack(inner(e1, e2, *tau_B2.T, negatives(B, None)), dim=1)
     for k in range(K):
         estimates, gradients = passes(e1, e2, tau_B2, u_B2, k, K, tile, power=power)
         local = slice(k * (B // K), (k + 1) * (B // K))
         assert torch.allclose(estimates.log_g, g[local].log(), rtol=1e-10, atol=1e-12)
-        expected = rank_gradients(e1, e2, *tau_B2.T, *w.T, k, K)
+        expected = rank_gradients(e1, e2, *tau_B2.T, *w.T, k, K, negatives(B, None))
         for actual, wanted in zip(gradients, expected, strict=True):
             assert relative_error(actual, wanted) < 1e-10
 

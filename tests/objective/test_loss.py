@@ -26,7 +26,7 @@ CASES = [(name, "paper") for name in OURS] + [(name, "released") for name in REL
 def build(name, n=20, *, gamma=0.3, **options):
     """A loss in float64 with a constant γ."""
     if ALGORITHMS[name].fcco:
-        options |= {"gamma": gamma, "gamma_schedule": "constant"}
+        options |= {"gamma": gamma} | ({} if name == "scent" else {"gamma_schedule": "constant"})
     torch.set_default_dtype(torch.float64)
     try:
         return GlobalContrastiveLoss(name, n, **options)
@@ -47,6 +47,7 @@ def test_steps_equal_the_papers_equations(name, estimator, data):
     tau = data.draw(st.sampled_from([0.05, 0.07, 0.2]), "tau")
     fcco = ALGORITHMS[name].fcco
     epsilon = data.draw(st.sampled_from([1e-14, 1e-3]), "epsilon") if fcco else None
+    distinct = data.draw(st.booleans(), "distinct negatives")
     tile_bytes = data.draw(st.sampled_from([1, 8 * 6, 8 * 35, 1 << 20]), "tile bytes")
     individual = ALGORITHMS[name].temperature == "individual"
     options = {"tau_lr": 3e-3, "tau_betas": (0.8, 0.9)} if individual else {}
@@ -59,6 +60,7 @@ def test_steps_equal_the_papers_equations(name, estimator, data):
         epsilon=epsilon,
         estimator=estimator,
         tile_mib=tile_bytes / 2**20,
+        negatives="distinct" if distinct else "all",
         **options,
         **rho,
     )
@@ -77,10 +79,12 @@ def test_steps_equal_the_papers_equations(name, estimator, data):
         d = data.draw(st.integers(2, 9), "d")
         ids = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), min_size=B, max_size=B), "ids"))
         image, text = pair(B, d, seed=data.draw(st.integers(0, 1000), "seed"))
+        group = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 4), min_size=B, max_size=B)
+        groups = torch.tensor(data.draw(group | st.just([7] * B), "groups")) if distinct else None
         loss.zero_grad()
-        out = loss(image, text, ids)
+        out = loss(image, text, ids, groups)
         out.value.backward()
-        value, image_grad, text_grad, tau_grad = paper.step(image.detach(), text.detach(), ids, gamma)
+        value, image_grad, text_grad, tau_grad = paper.step(image.detach(), text.detach(), ids, gamma, groups)
         # the reference's log(1 + u) is off by 1e-16 where it is almost 0
         assert float(out.value.detach()) == pytest.approx(float(value), rel=1e-10, abs=1e-14), step
         assert relative_error(image.grad, image_grad) < 1e-10, step
@@ -261,12 +265,13 @@ def _precisions():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("negatives", ["all", "distinct"])
 @pytest.mark.parametrize("name", OURS)
-def test_a_step_on_a_gpu_never_waits_for_the_host(name, monkeypatch):
+def test_a_step_on_a_gpu_never_waits_for_the_host(name, negatives, monkeypatch):
     """Fake CUDA tensors raise on `.item()`, `nonzero` and mixed devices. (Backward needs a real GPU.)"""
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # fake ones cannot be pinned
     with FakeTensorMode():
-        loss = GlobalContrastiveLoss(name, 64, device="cuda", tile_mib=4 * 100 / 2**20)
+        loss = GlobalContrastiveLoss(name, 64, device="cuda", tile_mib=4 * 100 / 2**20, negatives=negatives)
         loss._checks.first_step_done, loss._checks.local_batch = True, {True: 16}  # only the first may wait
         for index_device in ("cuda", "cpu"):
             image = torch.randn(16, 8, device="cuda", requires_grad=True)
@@ -274,7 +279,7 @@ def test_a_step_on_a_gpu_never_waits_for_the_host(name, monkeypatch):
             index = torch.zeros(16, dtype=torch.int64, device=index_device)
             if index_device == "cpu":
                 loss._checks.index = lambda index: index  # the host cannot read a fake index
-            step = loss.begin(index)
+            step = loss.begin(index, index if negatives == "distinct" else None)
             step.images(image)
             out = step.forward(image, text)
             assert out.value.requires_grad

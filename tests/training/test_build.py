@@ -312,9 +312,19 @@ def test_initial_weights_depend_on_the_seed_alone(models):
 
 @pytest.mark.parametrize(
     ("epochs", "pairs", "batch", "steps"),
-    [(1, 64, 8, 8), (3, 65, 8, 24), (2, 67, 8, 16), (0.5, 64, 8, 4), (2.5, 100, 8, 31), (0.01, 64, 8, 1)],
+    [
+        (1, 64, 8, 8),
+        (3, 65, 8, 25),
+        (2, 67, 8, 17),
+        (0.5, 64, 8, 4),
+        (2.5, 100, 8, 32),
+        (0.01, 64, 8, 1),
+        (1, 300, 256, 2),
+        (0.1, 30, 3, 1),  # 0.1 · 30 is a little more than 3 in floating point
+        (20, 14_606, 32, 9129),
+    ],
 )
-def test_a_run_has_as_many_whole_batches_as_fit_in_its_epochs(epochs, pairs, batch, steps):
+def test_a_run_sees_every_pair_in_each_epoch(epochs, pairs, batch, steps):
     assert config(size=batch, epochs=epochs).total_steps(pairs) == steps
 
 

@@ -1,6 +1,7 @@
 """The training loop: algorithms and optimizers learn, records are correct, evaluations change nothing."""
 
 import re
+import shutil
 from itertools import pairwise
 from math import cos, log, pi
 
@@ -12,8 +13,9 @@ from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.datasets import get
 from fastclip.distributed.world import World
-from fastclip.run.folder import read_metadata
+from fastclip.run.folder import is_trained, read_metadata
 from fastclip.run.metrics_file import read_metrics
+from fastclip.run.state_file import read_state, write_state
 from fastclip.training.evaluator import Evaluator
 from fastclip.training.trainer import train as train_run
 from tests.training.runs import Lab, final_state, metrics
@@ -92,6 +94,7 @@ def mean_recall_at_10(scores):
         ("fastclip-v1", "adamw", 1.25),
         ("fastclip-v2", "adamw", 1.25),
         ("fastclip-v3", "adamw", 1.25),
+        ("scent", "adamw", 1.25),
         ("fastclip-v3", "lamb", 1.5),
         ("fastclip-v3", "lion", 1.5),
         ("fastclip-v3", "sgd", 1.5),
@@ -116,6 +119,38 @@ def test_scenes_are_learned_with_the_values_of_the_recipe(algorithm, optimizer, 
     assert 0.003 < mean_recall_at_10(untrained) < 0.02  # chance is 10 of 1,000
     assert mean_recall_at_10(trained) >= 5 * mean_recall_at_10(untrained)
     assert trained["mean_recall@1"] >= 0.004
+
+
+# The number of steps.
+
+
+@pytest.mark.slow
+def test_every_pair_is_seen_in_one_epoch(train):
+    folder = train(epochs=1, batch__size=40)  # of 96 pairs
+    assert [record["step"] for record in records(folder)] == [1, 2, 3]
+    assert records(folder)[-1]["unvisited"] == 0
+    assert read_metadata(folder / "checkpoints" / "last")["total_steps"] == 3
+
+
+@pytest.mark.slow
+def test_a_run_of_an_earlier_version_keeps_its_number_of_steps(lab, tmp_path, monkeypatch):
+    """It had complete batches only: 2 epochs of 96 pairs in batches of 40 were 4 steps, not 5."""
+    monkeypatch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
+    out = tmp_path / "run"
+    config = resolve(
+        parse(lab.options(out, "fastclip-v3", batch__size=40, checkpoint__every_steps=2, checkpoint__keep=9))
+    )
+    train_run(config, ALONE)
+    assert read_metadata(out / "checkpoints" / "last")["step"] == 5
+    for step in (4, 5):
+        shutil.rmtree(out / "checkpoints" / f"step-{step:08d}")
+    state = read_state(out / "checkpoints" / "step-00000002")
+    assert state.metadata.pop("total_steps") == 5
+    write_state(out / "checkpoints" / "step-00000002", state.metadata, state.sizes, state.digests)
+    assert train_run(config, ALONE).step == 4
+    assert read_metadata(out / "checkpoints" / "last")["total_steps"] == 4
+    assert is_trained(out)
+    assert records(out)[-1]["lr"] < 1e-5  # the schedule ends with it
 
 
 # metrics.jsonl.

@@ -11,7 +11,7 @@ import codecs
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from encodings.aliases import aliases
-from math import inf
+from math import ceil, inf
 from typing import Any, Literal, get_type_hints
 
 from fastclip.config.optimizers import OPTIMIZERS
@@ -21,9 +21,10 @@ from fastclip.objective.algorithms import LossOptions, find_algorithm
 from fastclip.text import did_you_mean
 
 
-def whole_batches(epochs: float, num_samples: int, batch: int) -> int:
-    """The number of steps in a run; at least one."""
-    return max(1, int(epochs * num_samples) // batch)
+def steps_of(epochs: float, num_samples: int, batch: int) -> int:
+    """The number of steps in a run: every pair is seen in each epoch, and the last batch may run on."""
+    pairs = ceil(round(epochs * num_samples, 6))  # 0.1 · 30 is 3, not 3.0000000000000004
+    return max(1, -(-pairs // batch))
 
 
 def _check(option: str, value: object, good: bool, rule: str, example: object) -> None:

@@ -227,7 +227,7 @@ def _choices(kind: Any) -> list[str]:
 def _kind(kind: Any) -> str:
     """A type, described for users."""
     if choices := _choices(kind):
-        return f"one of {', '.join(choices)}"
+        return f"a number or {choices[0]}" if float in get_args(kind) else f"one of {', '.join(choices)}"
     inner = [arg for arg in get_args(kind) if arg is not NoneType]
     if get_origin(kind) is tuple or (len(inner) == 1 and get_origin(inner[0]) is tuple):
         return "two numbers, e.g. [0.9, 0.98]"

@@ -20,7 +20,7 @@ from fastclip.config.options import (
     TrainConfig,
     as_dict,
     from_dict,
-    whole_batches,
+    steps_of,
 )
 from fastclip.errors import OptionError
 from fastclip.objective.algorithms import LossOptions, Settings, written_options
@@ -71,8 +71,8 @@ class Resolved:
         return self.loss.algorithm.name
 
     def total_steps(self, num_samples: int) -> int:
-        """The number of complete batches in the run's epochs."""
-        return whole_batches(self.epochs, num_samples, self.batch.size)
+        """The number of steps of a new run; a resumed one has the number in its checkpoint."""
+        return steps_of(self.epochs, num_samples, self.batch.size)
 
 
 def resolve(config: TrainConfig) -> Resolved:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fastclip.data.caption_groups import caption_group
 from fastclip.data.contact_sheet import draw_contact_sheet
 from fastclip.data.decode import Augment, decoder
 from fastclip.data.images import open_image, upright_rgb
@@ -42,7 +43,8 @@ class Report:
     same_pair: int
     """Pairs whose image and caption both equal an earlier pair's."""
     same_caption: int
-    """Pairs whose caption equals an earlier pair's: in one batch they would be false negatives."""
+    """Pairs whose caption equals an earlier pair's: in one batch they would be false negatives, unless
+    `loss.negatives` is `distinct`. What counts as equal is in caption_groups.py."""
     extra_captions: dict[str, int]
     """All pairs with several captions, and the captions beyond the first of each."""
     caption_words: dict[str, float]
@@ -125,8 +127,8 @@ def _inspect(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict[str
             }
             values["words"] = len(caption.split())
             values["truncated"] = len(encode(caption)) + 2 > tokenizer.context_length  # with both end tokens
-            values["image"], values["caption"] = _hash(image), _hash(caption.encode())
-            inspected.append(values | {"pair": values["image"] + values["caption"]})
+            values["image"], values["caption"] = _hash(image), caption_group(caption)
+            inspected.append(values | {"pair": (values["image"], values["caption"])})
         except UNUSABLE as error:
             inspected.append({"unusable": str(error), "file": manifest.files[manifest.place(sample).file]})
     return inspected

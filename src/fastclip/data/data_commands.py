@@ -13,6 +13,8 @@ from fastclip.text import counted
 if TYPE_CHECKING:
     from fastclip.data.manifest import Manifest
 
+_MANY_EQUAL = 0.01  # share of pairs with an earlier pair's caption, from which on distinct negatives may pay
+
 
 def index(
     path: list[str] | str,
@@ -142,6 +144,9 @@ def _print_report(report, sheet: Path) -> None:
     if report.hours_per_epoch_per_core is not None:
         speed = f"{report.images_per_second_per_core:,.0f} images/s per core, "
         speed += f"{report.hours_per_epoch_per_core:.2g} core-hours per epoch"
+    captions = f"{report.same_caption:,}"
+    if report.same_caption > _MANY_EQUAL * max(1, report.looked_at):
+        captions += ": no negatives of each other with `fastclip train --loss.negatives distinct`"
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "pairs": f"{report.pairs:,}, {report.looked_at:,} of them checked",
@@ -149,7 +154,7 @@ def _print_report(report, sheet: Path) -> None:
         "unreadable": counts(report.unreadable),
         "worst files": counts(report.worst_files),
         "same image as an earlier pair": f"{report.same_image:,} ({report.same_pair:,} with its caption)",
-        "same caption as an earlier pair": f"{report.same_caption:,}",
+        "same caption as an earlier pair": captions,
         "images with several captions": f"{several['pairs']:,} ({several['captions']:,} beyond the first)",
         "caption length": spread(report.caption_words, "words"),
         "captions truncated": f"{truncated} (> {report.context_length} tokens)",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
+from fastclip.data.caption_groups import caption_group
 from fastclip.data.decode import Decoder
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.manifest import Manifest, Place
@@ -65,11 +66,12 @@ class Batch:
     images: Tensor  # as the decoder returns them; `PairLoader.finish` brings them to the device
     tokens: Tensor
     index: Tensor  # the ids of the pairs actually used: of a replaced pair, its replacement's
+    group: Tensor  # equal numbers for equal captions
     bad: list[BadSample]
 
     def pin_memory(self) -> Batch:
         """Called by DataLoader before a copy to a GPU."""
-        pinned = {name: getattr(self, name).pin_memory() for name in ("images", "tokens", "index")}
+        pinned = {name: getattr(self, name).pin_memory() for name in ("images", "tokens", "index", "group")}
         return replace(self, **pinned)
 
 
@@ -248,7 +250,8 @@ class _StepDataset(Dataset):
             ids.append(used)
         tokens = self.tokenizer(captions)
         stacked = default_collate(images)  # in a loader worker, directly into shared memory
-        return Batch(step, self.order.epoch_of(step), stacked, tokens, torch.tensor(ids), bad)
+        index, group = torch.tensor(ids), torch.tensor([caption_group(caption) for caption in captions])
+        return Batch(step, self.order.epoch_of(step), stacked, tokens, index, group, bad)
 
     def progress(self, batch: int) -> str:
         """The state of this run's n-th batch, for messages: "waits for sample 17 of a.tar"."""

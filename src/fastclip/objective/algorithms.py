@@ -6,7 +6,7 @@ Defaults are the paper's for its medium setting (CC3M, 37 epochs, batch 1024).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import inf, isfinite, log
+from math import ceil, inf, isfinite, log
 from typing import Any, Literal, get_args
 
 from fastclip.errors import OptionError
@@ -14,12 +14,15 @@ from fastclip.objective.schedules import cosine
 
 Loss = Literal["MBCL", "GCL", "RGCL", "RGCL-g", "SigLIP"]
 Schedule = Literal["constant", "cosine"]
+InnerSchedule = Schedule | Literal["adaptive"]
+Negatives = Literal["all", "distinct"]
 Temperature = Literal["constant", "learnable", "individual"]
 Estimator = Literal["paper", "released"]
 
 # Table tuned_gamma, Medium: γ and γ_min of a row whose schedule is changed; E is half of the epochs
 GAMMA: dict[Schedule, float] = {"constant": 0.6, "cosine": 0.2}
 GAMMA_DECAY_EPOCHS = 18
+SCENT_GAMMA = 0.1  # the least γ of `scent`
 TAU_BETAS = (0.9, 0.999)  # Table default_hyperparams, Medium
 TAU_MAX = 1.0
 EPSILON = 1e-14  # all settings except xLarge, which has 1e-6
@@ -33,14 +36,15 @@ class Algorithm:
     name: str
     loss: Loss
     """The objective, by its name in the paper."""
-    inner_schedule: Schedule | None
-    """Schedule of γ, the learning rate of the estimators u; None without estimators."""
+    inner_schedule: InnerSchedule | None
+    """Schedule of γ, the learning rate of the estimators u; None without estimators. `adaptive` is a γ of
+    each sample, which follows its u."""
     temperature: Temperature
     """One constant τ, one learned τ, or one learned τ per sample and side."""
     tau: float
     """The (initial) temperature."""
     gamma: float | None = None
-    """γ of a constant schedule, γ_min of a cosine one (Table tuned_gamma)."""
+    """γ of a constant schedule, γ_min of a cosine one (Table tuned_gamma), the least γ of an adaptive one."""
     gamma_decay_epochs: int | None = None
     """E, the length of the cosine (Table tuned_gamma)."""
     tau_lr: float | None = None
@@ -98,7 +102,19 @@ _ROWS = (
         rho=6.5,
         slow_tau=True,
     ),
-    # Not in the paper's table. SigLIP starts at 1/τ = 10; `mbcl` is OpenCLIP's loss in our kernel.
+    # Not in the paper's table. SCENT is v3 with a γ of each sample; SigLIP starts at 1/τ = 10; `mbcl` is
+    # OpenCLIP's loss in our kernel.
+    Algorithm(
+        "scent",
+        "RGCL-g",
+        "adaptive",
+        "learnable",
+        tau=0.07,
+        gamma=SCENT_GAMMA,
+        tau_lr=2e-4,
+        rho=6.5,
+        slow_tau=True,
+    ),
     Algorithm(
         "siglip", "SigLIP", None, "learnable", tau=0.1, tau_lr=1e-3, peer="SigLipLoss", logit_bias=True
     ),
@@ -123,14 +139,17 @@ class LossOptions:
     """Radius ρ of the robust losses."""
     rho_share: float | None = None
     """ρ as a share of log(B−1), the largest possible radius at γ = 1: replaces loss.rho for small batches."""
-    gamma: float | None = None
-    """Rate γ of the estimators u: γ of a constant schedule, the final γ_min of a cosine one."""
+    gamma: float | Literal["auto"] | None = None
+    """Rate γ of the estimators u: γ of a constant schedule, the final γ_min of a cosine one. `auto`: a γ_min
+    that suits the number of epochs, reached in the last one. For scent, the least γ."""
     gamma_schedule: Schedule | None = None
     """Schedule of γ per epoch: `constant`, or `cosine` from 1 down to loss.gamma."""
     gamma_decay_epochs: int | None = None
-    """Length E of the cosine; default: half of the epochs."""
+    """Length E of the cosine; default: half of the epochs, or all of them with loss.gamma=auto."""
     epsilon: float | None = None
     """ε inside the logarithm; default: 1e-14."""
+    negatives: Negatives | None = None
+    """`all` other pairs of a batch (default), or `distinct`: only those with another caption."""
     estimator: Estimator | None = None
     """`paper`, or `released`: the temperature gradient and loss scale of the authors' code."""
     wire_dtype: Literal["float16", "bfloat16"] | None = None
@@ -151,9 +170,9 @@ class Settings:
     """An algorithm's row with the user's options applied: all values of the loss, checked."""
 
     algorithm: Algorithm
-    gamma_schedule: Schedule | None
+    gamma_schedule: InnerSchedule | None
     gamma: float
-    """γ of a constant schedule, γ_min of a cosine one; 1 without estimators."""
+    """γ of a constant schedule, γ_min of a cosine one, the least γ of scent; 1 without estimators."""
     gamma_decay_epochs: int
     tau: float
     tau_lr: float
@@ -162,6 +181,7 @@ class Settings:
     rho: float
     epsilon: float | None
     """ε; None for the mini-batch loss, where it is 1/(B−1)."""
+    negatives: Negatives
     estimator: Estimator
     wire_dtype: str | None
     """Name of the torch dtype in which features are sent; None sends them unchanged."""
@@ -173,14 +193,15 @@ class Settings:
         """Factor of the loss: ½ for the mini-batch loss (as in open_clip) and in the released code."""
         return 0.5 if self.algorithm.loss == "MBCL" or self.estimator == "released" else 1.0
 
-    def log_epsilon(self, global_batch: int) -> float:
-        """log ε, which is −log(B−1) for the mini-batch loss."""
+    @property
+    def log_epsilon(self) -> float | None:
+        """log ε; None for the mini-batch loss, where it is −log of the number of negatives."""
         if self.epsilon is None:
-            return -log(global_batch - 1)
+            return None
         return log(self.epsilon) if self.epsilon > 0 else -inf
 
     def gamma_at(self, epoch: int) -> float:
-        """γ in this epoch (the paper's section on the inner LR schedule)."""
+        """γ in this epoch (the paper's section on the inner LR schedule); the least γ of scent."""
         if self.gamma_schedule != "cosine":
             return self.gamma
         return cosine(epoch, self.gamma_decay_epochs, start=1.0, end=self.gamma)
@@ -205,31 +226,36 @@ def resolve(
 
     Args:
         batch: global batch size, required for rho_share.
-        epochs: length of the run; half of it is the default length of γ's cosine.
+        epochs: length of the run, on which gamma=auto and the default length of γ's cosine depend.
         rate: factor of tau_lr, as learning rates scale with the batch size.
     """
     row, given = find_algorithm(name), options or LossOptions()
-    schedule = given.gamma_schedule or row.inner_schedule
+    schedule: InnerSchedule | None = given.gamma_schedule or row.inner_schedule
     useless = inapplicable_options(row, schedule)
     for option, value in given.given().items():
         if option in useless:
             rule = f"has no effect with {row.name}: {useless[option]}"
             raise OptionError(option, value, rule, advice="Omit it.")
-    if schedule not in (None, *get_args(Schedule)):
+    if given.gamma_schedule not in (None, *get_args(Schedule)):
         raise OptionError.unknown("gamma_schedule", schedule, get_args(Schedule))
-    default_gamma = GAMMA[schedule] if schedule and schedule != row.inner_schedule else row.gamma
-    half = GAMMA_DECAY_EPOCHS if epochs is None else max(1, round(epochs / 2))
+    default_gamma = (
+        row.gamma if given.gamma_schedule in (None, row.inner_schedule) else GAMMA[given.gamma_schedule]
+    )
+    gamma, decay_epochs = given.gamma, GAMMA_DECAY_EPOCHS if epochs is None else max(1, round(epochs / 2))
+    if isinstance(gamma, str):
+        gamma, decay_epochs = _gamma_by_rule(gamma, schedule, epochs)
     settings = Settings(
         algorithm=row,
         gamma_schedule=schedule,
-        gamma=_first(given.gamma, default_gamma, 1.0),
-        gamma_decay_epochs=_first(given.gamma_decay_epochs, half),
+        gamma=_first(gamma, default_gamma, 1.0),
+        gamma_decay_epochs=_first(given.gamma_decay_epochs, decay_epochs),
         tau=_first(given.tau, row.tau),
         tau_lr=_first(given.tau_lr, row.tau_lr, 0.0) * rate,
         tau_betas=_first(given.tau_betas, TAU_BETAS),
         tau_min=_first(given.tau_min, 0.01),
         rho=_first(_rho(given, batch), row.rho, 0.0),
         epsilon=_first(given.epsilon, EPSILON) if row.fcco else None,
+        negatives=_first(given.negatives, "all"),
         estimator=_first(given.estimator, "paper"),
         wire_dtype=given.wire_dtype,
         tile_mib=_first(given.tile_mib, TILE_MIB),
@@ -238,7 +264,7 @@ def resolve(
     return settings
 
 
-def inapplicable_options(row: Algorithm, schedule: Schedule | None) -> dict[str, str]:
+def inapplicable_options(row: Algorithm, schedule: InnerSchedule | None) -> dict[str, str]:
     """Options without effect for an algorithm with this schedule of γ, and the reason for each."""
     if row.peer:
         reason = "it is open_clip's own loss, whose only option is loss.tau, the initial τ"
@@ -247,6 +273,8 @@ def inapplicable_options(row: Algorithm, schedule: Schedule | None) -> dict[str,
     if not row.fcco:
         useless |= dict.fromkeys(("gamma", "gamma_schedule"), "it has no estimators u")
         useless["epsilon"] = "its ε is 1/(B−1)"
+    if row.inner_schedule == "adaptive":
+        useless["gamma_schedule"] = "its γ follows each estimator u"
     if schedule != "cosine":
         useless["gamma_decay_epochs"] = "its γ does not follow a cosine"
     if row.temperature == "constant":
@@ -275,6 +303,18 @@ def _first(*values):
 
 
 _NOT_NEGATIVE = "must be finite and at least 0"
+
+
+def _gamma_by_rule(gamma: str, schedule: InnerSchedule | None, epochs: float | None) -> tuple[float, int]:
+    """γ_min and the length of its cosine for a run of this length, as in DRRho-CLIP."""
+    if gamma != "auto":
+        raise OptionError("gamma", gamma, "must be auto or a number in (0, 1]", example=GAMMA["cosine"])
+    if schedule != "cosine":
+        advice = "Pass a number, or gamma_schedule=cosine."
+        raise OptionError("gamma", gamma, "is a rule for the cosine schedule", advice=advice)
+    if epochs is None:
+        raise OptionError("gamma", gamma, "requires the number of epochs", advice="Pass epochs too.")
+    return min(1.0, 4.177 * epochs**-0.7265), ceil(epochs)
 
 
 def _rho(given: LossOptions, batch: int | None) -> float | None:
@@ -313,6 +353,8 @@ def _check(s: Settings) -> None:
     check_tile_mib(s.tile_mib)
     if s.epsilon is not None and not (s.epsilon >= 0 and isfinite(s.epsilon)):
         raise OptionError("epsilon", s.epsilon, _NOT_NEGATIVE, example=EPSILON)
+    if s.negatives not in get_args(Negatives):
+        raise OptionError.unknown("negatives", s.negatives, get_args(Negatives))
     if s.estimator not in get_args(Estimator):
         raise OptionError.unknown("estimator", s.estimator, get_args(Estimator))
     if s.estimator == "released" and not _has_released(row):
@@ -328,5 +370,5 @@ def check_tile_mib(tile_mib: float) -> None:
 
 
 def _has_released(row: Algorithm) -> bool:
-    """The authors' code has the algorithms with estimators u and one τ."""
-    return row.fcco and row.temperature != "individual"
+    """The authors' code has the paper's algorithms with estimators u and one τ."""
+    return row.fcco and row.temperature != "individual" and row.inner_schedule != "adaptive"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastclip.errors import InputError
+from fastclip.objective.algorithms import Settings
 from fastclip.objective.exchange import Exchange
 
 NORM_TOLERANCE = 0.02  # bfloat16 rounds a unit vector's length by up to half a percent
@@ -25,8 +26,9 @@ class InputChecks:
     Until the first step has passed, ranks share their results, so that all of them stop.
     """
 
-    def __init__(self, algorithm: str, num_ids: int | None, exchange: Exchange):
-        self.algorithm, self.exchange = algorithm, exchange
+    def __init__(self, settings: Settings, num_ids: int | None, exchange: Exchange):
+        self.algorithm, self.exchange = settings.algorithm.name, exchange
+        self.distinct = settings.negatives == "distinct"
         self.needs_ids, self.num_ids = num_ids is not None, num_ids or 0
         self.local_batch: dict[bool, int] = {}  # by training or not
         self.first_step_done = self.first_evaluation_done = False
@@ -72,15 +74,25 @@ class InputChecks:
                 f"is of type {type(index).__name__}; {self.algorithm} requires a 1-d tensor with each pair's "
                 "number in the data set. For held-out pairs call evaluate.",
             )
-        integer = not (index.dtype.is_floating_point or index.dtype.is_complex or index.dtype == torch.bool)
-        if index.ndim != 1 or not integer:
-            raise InputTypeError(
-                "index",
-                f"has shape {tuple(index.shape)} and dtype {index.dtype}; it must be a 1-d integer tensor.",
-            )
+        _check_integers("index", index)
         if index.device.type == "cpu" and self.first_step_done and self._outside(index):
             raise IdError("index", self._range_problem(index))
         return index
+
+    def group(self, group: Tensor | None, training: bool, b: int | None = None) -> None:
+        """Groups are required in training with distinct negatives, and refused without."""
+        if group is None:
+            if self.distinct and training:
+                advice = "pass each pair's group, e.g. fastclip.caption_group(caption)."
+                raise InputError("group", f"is missing; with negatives='distinct', {advice}")
+            return
+        if not self.distinct:
+            raise InputError("group", "has no effect: build the loss with negatives='distinct'.")
+        if not isinstance(group, Tensor):
+            raise InputTypeError("group", f"is of type {type(group).__name__}; it must be a 1-d tensor.")
+        _check_integers("group", group)
+        if b is not None and group.shape[0] != b:
+            raise InputError("group", f"has {group.shape[0]} numbers for {b} pairs.")
 
     def batch(self, b: int, device: torch.device, training: bool) -> None:
         """All ranks must pass the same number of pairs, or a collective would mix them up."""
@@ -140,6 +152,13 @@ class InputChecks:
             f"has ids from {index.min()} to {index.max()}, but num_samples={self.num_ids}: "
             f"ids must be in [0, {self.num_ids - 1}]. Build the loss with the size of the whole data set."
         )
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    integer = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+    if tensor.ndim != 1 or not integer:
+        shape = f"has shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
+        raise InputTypeError(name, f"{shape}; it must be a 1-d integer tensor.")
 
 
 def _ranks(flags: tuple[int, ...]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isqrt, log
+from math import isqrt
 from typing import NamedTuple
 
 import torch
@@ -22,16 +22,21 @@ from torch import Tensor
 # One tile's size. A tile is accessed about ten times: it should fit a CPU's cache; a GPU needs few launches.
 _TILE_BYTES_CPU = 1 << 20
 _TILE_BYTES_GPU = 1 << 26
+EXCLUDED = -1e4  # so far below any similarity that exp((s − …)/τ) is 0, but finite: 0·EXCLUDED is 0
 
 
 class Features(NamedTuple):
-    """L2-normalised features of the local batch and of the global batch, float32 or float64."""
+    """L2-normalised features of the local batch and of the global batch, float32 or float64.
+
+    Samples with the same `code_B` are not negatives of each other; None: all other samples are negatives.
+    """
 
     image_bd: Tensor
     text_bd: Tensor
     image_Bd: Tensor
     text_Bd: Tensor
     offset: int
+    code_B: Tensor | None = None
 
     @property
     def whole(self) -> bool:
@@ -60,10 +65,13 @@ class Tile(NamedTuple):
 
 
 class Similarity:
-    """The tiles of one similarity matrix, cached after the first pass if they fit into the budget."""
+    """The tiles of one similarity matrix, cached after the first pass if they fit into the budget.
 
-    def __init__(self, row_bd: Tensor, col_Bd: Tensor, offset: int, budget: int):
-        self.row_bd, self.col_Bd, self.offset = row_bd, col_Bd, offset
+    Samples with equal codes have the similarity EXCLUDED.
+    """
+
+    def __init__(self, row_bd: Tensor, col_Bd: Tensor, offset: int, budget: int, code_B: Tensor | None):
+        self.row_bd, self.col_Bd, self.offset, self.code_B = row_bd, col_Bd, offset, code_B
         b, B, size = row_bd.shape[0], col_Bd.shape[0], row_bd.element_size()
         self.keeps = b * B * size <= budget
         tile_bytes = _TILE_BYTES_CPU if row_bd.device.type == "cpu" else _TILE_BYTES_GPU
@@ -88,6 +96,9 @@ class Similarity:
                 shape = (rows.stop - rows.start, cols.stop - cols.start)
                 s = self.row_bd.new_empty(shape) if reused is None else _view(reused, shape)
                 torch.mm(self.row_bd[rows], self.col_Bd[cols].T, out=s)
+                if self.code_B is not None:
+                    row_code = self.code_B[self.offset + rows.start : self.offset + rows.stop, None]
+                    s.masked_fill_(row_code == self.code_B[cols], EXCLUDED)
                 tile = Tile(rows, cols, s)
                 yield tile
                 if self.keeps:
@@ -102,15 +113,20 @@ def similarities(features: Features, tile_bytes: int) -> list[Similarity]:
     """One similarity for both sides when b = B, else one for each; `tile_bytes` is the total budget."""
     f = features
     if f.whole:
-        return [Similarity(f.image_bd, f.text_Bd, f.offset, tile_bytes)]
+        return [Similarity(f.image_bd, f.text_Bd, f.offset, tile_bytes, f.code_B)]
     return [
-        Similarity(f.image_bd, f.text_Bd, f.offset, tile_bytes // 2),
-        Similarity(f.text_bd, f.image_Bd, f.offset, tile_bytes // 2),
+        Similarity(f.image_bd, f.text_Bd, f.offset, tile_bytes // 2, f.code_B),
+        Similarity(f.text_bd, f.image_Bd, f.offset, tile_bytes // 2, f.code_B),
     ]
 
 
-def inner_estimates(features: Features, sims: list[Similarity], tau_b2: Tensor) -> Inner:
-    """Pass A. Inner functions g of the local samples over the global batch (Proc. contrastive_loss)."""
+def inner_estimates(
+    features: Features, sims: list[Similarity], tau_b2: Tensor, log_negatives: float | Tensor
+) -> Inner:
+    """Pass A. Inner functions g of the local samples over the global batch (Proc. contrastive_loss).
+
+    `log_negatives` is log(B−1), or of each local sample (b×1) the log of its own number.
+    """
     inverse_b2 = tau_b2.reciprocal()
     sums = [_SoftmaxSums(inverse_b2[:, side]) for side in (0, 1)]
     for side, sim in enumerate(sims):
@@ -120,9 +136,8 @@ def inner_estimates(features: Features, sims: list[Similarity], tau_b2: Tensor) 
             if features.whole:
                 sums[1].add(tile.s, scratch, diagonal, tile.cols, dim=0)
     s_ii = torch.linalg.vecdot(features.image_bd, features.text_bd)
-    negatives = features.image_Bd.shape[0] - 1
     log_sum, mean_a = zip(*(total.result(s_ii) for total in sums), strict=True)
-    return Inner(s_ii, torch.stack(log_sum, dim=1) - log(negatives), torch.stack(mean_a, dim=1))
+    return Inner(s_ii, torch.stack(log_sum, dim=1) - log_negatives, torch.stack(mean_a, dim=1))
 
 
 class _SoftmaxSums:

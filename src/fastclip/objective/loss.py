@@ -16,11 +16,20 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fastclip.errors import InputError, OptionError
-from fastclip.objective import kernel, saved_state, temperature
+from fastclip.objective import estimators, kernel, saved_state, temperature
 from fastclip.objective.algorithms import OPTION_NAMES, LossOptions, Settings, check_tile_mib, resolve
+from fastclip.objective.estimators import log_outer
 from fastclip.objective.exchange import Exchange, Pending
+from fastclip.objective.groups import Groups, groups_of
 from fastclip.objective.input_checks import InputChecks
-from fastclip.objective.sample_state import Columns, Fetch, SampleState, Written, keep_precise
+from fastclip.objective.sample_state import (
+    Columns,
+    Fetch,
+    SampleState,
+    Written,
+    keep_precise,
+    on_device,
+)
 from fastclip.text import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -68,8 +77,10 @@ class GlobalContrastiveLoss(nn.Module):
         tile_mib: memory for similarities, in MiB; if they need more, they are computed twice, in tiles.
         process_group: the ranks; None means all.
         device: where the state is; None means torch's default device. `loss.to(…)` moves it too.
+        epochs: length of the training, which gamma="auto" requires.
         options: hyperparameters of the algorithm; defaults are the paper's:
-            gamma: γ of a constant schedule, the final γ_min of a cosine one; in (0, 1].
+            gamma: γ of a constant schedule, the final γ_min of a cosine one; in (0, 1]. "auto": a γ_min that
+                suits `epochs`, reached in the last of them. For scent, the least γ.
             gamma_schedule: "constant" or "cosine" (per epoch, from 1 down to gamma).
             gamma_decay_epochs: length E of the cosine; half of your epochs is a good value.
             tau: the (initial) temperature.
@@ -78,11 +89,13 @@ class GlobalContrastiveLoss(nn.Module):
             tau_min: lower bound of τ.
             rho: radius ρ of the robust losses (isogclr, fastclip-v2, fastclip-v3).
             epsilon: ε inside the logarithm; the paper uses 1e-6 for its largest data set.
+            negatives: "all", or "distinct": samples of one `group` are not negatives of each other.
             estimator: "paper", or "released" for the τ gradient and loss scale of the authors' code.
 
     `stats`: `loss`, the value; `radius`, mean(q − ℓ), which ρ steers (at most log(B−1) while γ = 1); `tau`;
     `log_u_q05`, `log_u_q50`, `log_u_q95`, quantiles in the batch; `unvisited`, the share of the data set not
-    seen yet; `max_weight`, the batch's largest g/(ε + u), at most 1/γ.
+    seen yet; `max_weight`, the batch's largest g/(ε + u), at most 1/γ; `left_out`, with distinct negatives
+    the number that a sample loses, on average; `gamma`, scent's mean γ.
     """
 
     state_dict_timeout = 50.0
@@ -97,10 +110,11 @@ class GlobalContrastiveLoss(nn.Module):
         tile_mib: float | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
         device: torch.device | str | None = None,
+        epochs: float | None = None,
         **options: Any,
     ):
         super().__init__()
-        self.settings = _settings(algorithm, options)
+        self.settings = _settings(algorithm, options, epochs)
         self.algorithm = self.settings.algorithm
         if self.algorithm.peer:
             advice = f"Use open_clip's {self.algorithm.peer}, or mbcl for OpenCLIP's loss."
@@ -129,11 +143,11 @@ class GlobalContrastiveLoss(nn.Module):
             log_scale = torch.tensor(-log(self.settings.tau), device=device, dtype=dtype)
             self.log_scale = nn.Parameter(log_scale, requires_grad=self.algorithm.temperature == "learnable")
         self.set_epoch(0)
+        if self.algorithm.fcco and self.settings.gamma == 1 and self.exchange.rank == 0:
+            logger.info("γ = 1: the estimators have no memory of earlier batches.")
         self._begun = 0  # steps; only the last one may be undone
         self._rho_checked = False
-        self._checks = InputChecks(
-            self.algorithm.name, num_samples if self.algorithm.fcco else None, self.exchange
-        )
+        self._checks = InputChecks(self.settings, num_samples if self.algorithm.fcco else None, self.exchange)
 
     @property
     def device(self) -> torch.device:
@@ -152,7 +166,7 @@ class GlobalContrastiveLoss(nn.Module):
             return []
         return [{"params": [self.log_scale], "lr": self.settings.tau_lr, "weight_decay": 0.0}]
 
-    def begin(self, index: Tensor | None = None) -> LossStep:
+    def begin(self, index: Tensor | None = None, group: Tensor | None = None) -> LossStep:
         """Start a step before the encoders run, so that fetching the estimators overlaps with them.
 
             step = loss.begin(index)
@@ -162,26 +176,38 @@ class GlobalContrastiveLoss(nn.Module):
 
         `loss(image_features, text_features, index)` is the same without the overlap.
         """
-        step = LossStep(self, index, self.training)
+        step = LossStep(self, index, group, self.training)
         if self.sample_state is not None and step.training:
             checked = self._checks.index(index)
+            self._checks.group(group, step.training)
             self._checks.batch(checked.shape[0], self.device, step.training)
-            step.fetch = self.sample_state.fetch(checked)
+            step.start_fetch(checked)
         return step
 
     def forward(
-        self, image_features: Tensor, text_features: Tensor, index: Tensor | None = None
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        index: Tensor | None = None,
+        group: Tensor | None = None,
     ) -> LossOutput:
-        """The loss of a batch. `index` is optional for `mbcl`, which has no estimators, and in eval mode."""
-        return LossStep(self, index, self.training).forward(image_features, text_features)
+        """The loss of a batch. `index` is optional for `mbcl`, which has no estimators, and in eval mode.
 
-    def evaluate(self, image_features: Tensor, text_features: Tensor) -> LossOutput:
+        `group` is for `negatives="distinct"`: 64-bit integers, equal for samples that are not negatives of
+        each other, e.g. a hash of the caption (`fastclip.caption_group`).
+        """
+        return LossStep(self, index, group, self.training).forward(image_features, text_features)
+
+    def evaluate(
+        self, image_features: Tensor, text_features: Tensor, group: Tensor | None = None
+    ) -> LossOutput:
         """The loss of held-out pairs: the objective with u = g, the batch's own estimate, as for γ = 1.
 
         No estimator is read or written. Individual temperatures are replaced by their mean. All ranks must
-        call it. In eval mode, `loss(image_features, text_features)` is the same.
+        call it. In eval mode, `loss(image_features, text_features)` is the same. Without `group`, all other
+        pairs are negatives.
         """
-        return LossStep(self, None, training=False).forward(image_features, text_features)
+        return LossStep(self, None, group, training=False).forward(image_features, text_features)
 
     def sharded_state_dict(self) -> dict[str, Tensor]:
         """τ and each rank's own estimators, not copied: DTensors on several ranks, plain tensors on one.
@@ -204,25 +230,39 @@ class GlobalContrastiveLoss(nn.Module):
         assert state is not None
         return self.exchange.sum(state.columns["tau"][: state.held].double().sum()).wait()
 
-    def _step(self, features: kernel.Features, fetch: Fetch | None, needs: tuple[bool, bool]) -> _Result:
+    def _step(
+        self,
+        features: kernel.Features,
+        fetch: Fetch | None,
+        group_B: Tensor | None,
+        needs: tuple[bool, bool],
+    ) -> _Result:
         """Algorithm 1, from the gathered features to the new estimators, with all gradients."""
         settings, power = self.settings, self.algorithm.tau_power
         b, B, dtype = len(features.image_bd), len(features.image_Bd), features.image_bd.dtype
         local = slice(features.offset, features.offset + b)
+        log_n_B1, groups = self._negatives(B, group_B, dtype)
+        log_n_b1 = log_n_B1[local] if isinstance(log_n_B1, Tensor) else log_n_B1
+        features = features if groups is None else features._replace(code_B=groups.code_B)
         log_u_B2, tau_B2 = (None, None) if fetch is None else fetch.wait()
         tau_B2 = self._one_tau(dtype).expand(B, 2) if tau_B2 is None else tau_B2.to(dtype)
         tau_b2 = tau_B2[local]
 
         # Pass A: inner functions, then the estimators u, eq. (u:ema)
         sims = kernel.similarities(features, tile_bytes=int(self.tile_mib * (1 << 20)))
-        inner = kernel.inner_estimates(features, sims, tau_b2)
+        inner = kernel.inner_estimates(features, sims, tau_b2, log_n_b1)
+        if groups is not None:  # without negatives, any finite numbers: they will have no weight
+            inner = kernel.Inner(inner.s_ii, *(torch.where(groups.any, x, 0.0) for x in inner[1:]))
         log_u_b2 = inner.log_g
         if log_u_B2 is not None:
-            log_u_b2 = self._moved_log_u(log_u_B2[local].to(dtype), inner.log_g)
-        log_outer_b2 = _log_outer(log_u_b2, settings.log_epsilon(B))
+            log_u_b2 = self._moved(log_u_B2[local].to(dtype), inner.log_g)
+        log_epsilon = settings.log_epsilon
+        log_outer_b2 = log_outer(log_u_b2, -log_n_b1 if log_epsilon is None else log_epsilon)
         weight_b2 = (inner.log_g - log_outer_b2).exp()  # g/(ε + u)
         q_b2 = inner.mean_a * weight_b2
-        lambda_b2 = inner.s_ii[:, None] + tau_b2 * (log(B - 1) + log_outer_b2 + (1 - power) * tau_b2.log())
+        lambda_b2 = inner.s_ii[:, None] + tau_b2 * (log_n_b1 + log_outer_b2 + (1 - power) * tau_b2.log())
+        if groups is not None:
+            lambda_b2 = torch.where(groups.any, lambda_b2, -kernel.EXCLUDED)  # no gradient
 
         # Gathered: λ and log u of each sample (and the gradient of its τ), Σq and the largest weight
         scalars = [lambda_b2, log_u_b2]
@@ -232,12 +272,15 @@ class GlobalContrastiveLoss(nn.Module):
             torch.cat(scalars, dim=1), torch.stack([q_b2.sum(), weight_b2.max()])
         )
         lambda_B2, log_u_B2 = shared_Bc[:, 0:2], shared_Bc[:, 2:4]
-        written = None
+        written, writes = None, shared_Bc.isfinite().all()
+        if groups is not None:
+            writes = writes & groups.any
         if fetch is not None:
-            written = self._write_back(fetch, log_u_B2, shared_Bc[:, 4:], finite=shared_Bc.isfinite().all())
+            gamma = self._mean_gamma(fetch)
+            written = self._write_back(fetch, log_u_B2, shared_Bc[:, 4:], writes)
 
         # The outer mean, and the gradient of a global τ: from the same numbers on every rank
-        log_outer_B2 = _log_outer(log_u_B2, settings.log_epsilon(B))
+        log_outer_B2 = log_outer(log_u_B2, -log_n_B1 if log_epsilon is None else log_epsilon)
         mean = temperature.BatchMeans(
             log_outer_B2.sum(1).mean(), log_u_B2.sum(1).mean(), totals_K2[:, 0].sum() / B
         )
@@ -250,9 +293,22 @@ class GlobalContrastiveLoss(nn.Module):
         # Pass B: gradients of the local features, ready to be averaged over ranks: 1/b = K/B
         gradients = kernel.feature_gradients(features, sims, tau_B2, lambda_B2, settings.scale / b, needs)
         stats = self._stats(value, mean, tau_B2, log_u_B2, totals_K2[:, 1].max())
+        if groups is not None:
+            value, log_scale_grad, stats = _only_if(groups.any, value, log_scale_grad, stats)
+            stats["left_out"] = groups.left_out
         if fetch is not None:
             stats["unvisited"] = 1 - self.sample_state.visited / self.num_samples  # type: ignore[union-attr]
+            stats |= gamma
         return _Result((value, *gradients, log_scale_grad), stats, written)
+
+    def _negatives(
+        self, B: int, group_B: Tensor | None, dtype: torch.dtype
+    ) -> tuple[float | Tensor, Groups | None]:
+        """log of the number of negatives, one for all or one each (B×1), and the groups of equal captions."""
+        if group_B is None:
+            return log(B - 1), None
+        groups = groups_of(group_B, dtype)
+        return groups.log_negatives_B[:, None], groups
 
     def _gather_features(self, early: Pending | None, image: Tensor, text: Tensor) -> kernel.Features:
         """Local and global features in float32 or float64; local ones are rounded like the others."""
@@ -280,10 +336,18 @@ class GlobalContrastiveLoss(nn.Module):
             return (self._sum_of_tau() / (2 * self.num_samples)).to(dtype)
         return (-temperature.clamped_log_scale(self.log_scale, self.settings.tau_min).to(dtype)).exp()
 
-    def _moved_log_u(self, log_u: Tensor, log_g: Tensor) -> Tensor:
-        """eq. (u:ema) in log space; a sample's first visit takes the batch's estimate."""
-        moved = torch.logaddexp(_log1m(self.gamma) + log_u, log(self.gamma) + log_g)
-        return torch.where(log_u == -torch.inf, log_g, moved)
+    def _moved(self, log_u: Tensor, log_g: Tensor) -> Tensor:
+        """The estimators after this step."""
+        if self.algorithm.inner_schedule == "adaptive":
+            return estimators.moved_adaptively(log_u, log_g, self.gamma)
+        return estimators.moved(log_u, log_g, self.gamma)
+
+    def _mean_gamma(self, fetch: Fetch) -> dict[str, Tensor]:
+        """The statistic `gamma`, if samples have their own γ."""
+        if self.algorithm.inner_schedule != "adaptive":
+            return {}
+        log_u_B2, _ = fetch.wait()
+        return {"gamma": estimators.adaptive_log_gamma(log_u_B2, self.gamma).exp().mean()}
 
     def _share(self, rows_bc: Tensor, totals_2: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the global batch and each rank's totals, in one collective."""
@@ -381,13 +445,20 @@ class LossStep:
     If it is not for training, it neither reads nor writes estimators, and ignores `index`.
     """
 
-    def __init__(self, loss: GlobalContrastiveLoss, index: Tensor | None, training: bool):
+    def __init__(
+        self, loss: GlobalContrastiveLoss, index: Tensor | None, group: Tensor | None, training: bool
+    ):
         loss._begun += training
         self.loss, self.number, self.training = loss, loss._begun, training
-        self.index = index if training else None
+        self.index, self.group = index if training else None, group
         self.fetch: Fetch | None = None
         self._early_images: Pending | None = None
         self._written: Written | None = None
+
+    def start_fetch(self, index: Tensor) -> None:
+        """Start to gather the ids (and groups), then the estimators."""
+        assert self.loss.sample_state is not None
+        self.fetch = self.loss.sample_state.fetch(index, self.group)
 
     def images(self, image_features: Tensor) -> None:
         """Start to gather image features before the text encoder runs; pass the same ones to forward.
@@ -404,20 +475,30 @@ class LossStep:
         """The loss of the batch; in training updates its estimators, unless something is not finite."""
         loss, grad = self.loss, torch.is_grad_enabled()
         loss._checks.inputs(image_features, text_features, self.index, loss.device, self.training)
+        loss._checks.group(self.group, self.training, len(image_features))
         if self.training:
             if not loss._rho_checked:
                 loss._warn_if_rho_is_out_of_reach(len(image_features) * loss.exchange.world_size)
             if loss.log_scale is not None:
                 temperature.clamp_log_scale_(loss.log_scale, loss.settings.tau_min)
         if self.fetch is None and loss.sample_state is not None and self.index is not None:
-            self.fetch = loss.sample_state.fetch(self.index)
+            self.start_fetch(self.index)
         needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)
         with torch.no_grad(), kernel.full_precision(image_features.device):
             features = loss._gather_features(self._early_images, image_features, text_features)
-            result = loss._step(features, self.fetch, needs)
+            result = loss._step(features, self.fetch, self._gathered_groups(), needs)
         self.fetch, self._early_images, self._written = None, None, result.written
         inputs = image_features, text_features, loss.log_scale
         return LossOutput(_WithGradients.apply(*inputs, *result.value_and_gradients), result.stats, self)
+
+    def _gathered_groups(self) -> Tensor | None:
+        """Groups of the global batch; they come with the ids if these are fetched."""
+        if self.group is None:
+            return None
+        if self.fetch is not None:
+            self.fetch.advance()
+            return self.fetch.group_B
+        return self.loss.exchange.gather(on_device(self.group, self.loss.device)).wait()
 
     def undo(self, skipped: Tensor | bool) -> None:
         """Restore the estimators if the optimizer `skipped` this step, as it may with a GradScaler."""
@@ -434,7 +515,7 @@ class LossStep:
         state.undo(written, torch.as_tensor(skipped))
 
 
-def _settings(algorithm: str | Settings, options: dict[str, Any]) -> Settings:
+def _settings(algorithm: str | Settings, options: dict[str, Any], epochs: float | None) -> Settings:
     if isinstance(algorithm, Settings):
         if options:
             raise TypeError(f"{next(iter(options))} is already part of the Settings: change it there.")
@@ -443,7 +524,7 @@ def _settings(algorithm: str | Settings, options: dict[str, Any]) -> Settings:
         if name not in OPTION_NAMES:
             hint = did_you_mean(name, OPTION_NAMES) or f" Its options: {', '.join(OPTION_NAMES)}."
             raise TypeError(f"GlobalContrastiveLoss has no option {name!r}.{hint}")
-    return resolve(algorithm, LossOptions(**options))
+    return resolve(algorithm, LossOptions(**options), epochs=epochs)
 
 
 class _Result(NamedTuple):
@@ -473,11 +554,10 @@ class _WithGradients(torch.autograd.Function):
         return *scaled, None, None, None, None
 
 
-def _log_outer(log_u: Tensor, log_epsilon: float) -> Tensor:
-    """log(ε + u), the outer function f."""
-    return torch.logaddexp(log_u, log_u.new_full((), log_epsilon))
-
-
-def _log1m(gamma: float) -> float:
-    """log(1 − γ), −inf at γ = 1."""
-    return log(1 - gamma) if gamma < 1 else float("-inf")
+def _only_if(
+    there: Tensor, value: Tensor, log_scale_grad: Tensor | None, stats: dict[str, Tensor]
+) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+    """These if there are negatives, otherwise zeros; τ is what it is."""
+    kept = {name: x if name == "tau" else torch.where(there, x, 0.0) for name, x in stats.items()}
+    gradient = None if log_scale_grad is None else torch.where(there, log_scale_grad, 0.0)
+    return kept["loss"], gradient, kept

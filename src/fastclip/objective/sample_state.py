@@ -32,13 +32,16 @@ class Fetch:
         """The original tensor: forward must be called with the same one."""
         self._state, self._ids = state, ids
         self._rows: Pending | None = None
+        self.group_B: Tensor | None = None
 
     def advance(self) -> None:
         """Owners fill in their rows, and a sum combines them; does nothing the second time."""
         if self._rows is not None:
             return
         state = self._state
-        self.id_B = self._ids.wait()
+        sent_B = self._ids.wait()
+        self.id_B = sent_B if sent_B.ndim == 1 else sent_B[:, 0]
+        self.group_B = None if sent_B.ndim == 1 else sent_B[:, 1].contiguous()
         row_B = self.id_B - state.start
         mine_B = (row_B >= 0) & (row_B < state.held)
         self.row_B = torch.where(mine_B, row_B, state.held)
@@ -96,12 +99,11 @@ class SampleState:
     def device(self) -> torch.device:
         return self.visited.device
 
-    def fetch(self, index_b: Tensor) -> Fetch:
-        """Start to fetch the global batch's rows, on every rank."""
-        # a copy to a GPU from unpinned memory would wait for the device
-        pin = index_b.device.type == "cpu" and self.device.type == "cuda"
-        sent_b = index_b.pin_memory() if pin else index_b
-        sent_b = sent_b.to(self.device, torch.int64, non_blocking=True)
+    def fetch(self, index_b: Tensor, group_b: Tensor | None = None) -> Fetch:
+        """Start to fetch the global batch's rows, on every rank; groups travel with the ids."""
+        sent_b = on_device(index_b, self.device)
+        if group_b is not None:
+            sent_b = torch.stack([sent_b, on_device(group_b, self.device)], dim=1)
         return Fetch(self, index_b, self.exchange.gather(sent_b))
 
     def values(self, row_B: Tensor) -> Tensor:
@@ -148,6 +150,13 @@ def first_of_equals(id_B: Tensor) -> Tensor:
     first_B = torch.ones_like(sorted_B, dtype=torch.bool)
     first_B[1:] = sorted_B[1:] != sorted_B[:-1]
     return torch.empty_like(first_B).scatter_(0, order_B, first_B)
+
+
+def on_device(number_b: Tensor, device: torch.device) -> Tensor:
+    """Integers as int64 on the device, without waiting for it."""
+    if number_b.device.type == "cpu" and device.type == "cuda":
+        number_b = number_b.pin_memory()  # a copy from unpinned memory would wait
+    return number_b.to(device, torch.int64, non_blocking=True)
 
 
 def keep_precise(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:

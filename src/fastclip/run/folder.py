@@ -25,7 +25,6 @@ from typing import Literal, NamedTuple
 import yaml
 
 from fastclip import __version__
-from fastclip.config.options import whole_batches
 from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.pairs import COMMON_COLUMNS, UTF_8, Columns
@@ -99,6 +98,8 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
+        if "config" in self.metadata:
+            return total_steps(self.metadata)
         if self.config is None or self.num_samples is None:
             return None
         return self.config.total_steps(self.num_samples)
@@ -319,11 +320,17 @@ def is_trained(run: Path) -> bool:
         return False
     try:
         metadata = read_metadata(newest)
-        config = metadata["config"]
-        last = whole_batches(config["epochs"], metadata["num_samples"], config["batch"]["size"])
-        return metadata["step"] >= last and (run / MODEL).is_dir()
+        return metadata["step"] >= total_steps(metadata) and (run / MODEL).is_dir()
     except (KeyError, TypeError) as error:
         raise DamagedCheckpoint(newest / STATE, f"it cannot be read ({error!r})") from error
+
+
+def total_steps(metadata: dict) -> int:
+    """The number of steps of the run that a checkpoint is of."""
+    if "total_steps" in metadata:
+        return metadata["total_steps"]
+    config = metadata["config"]  # written before the number was saved: complete batches only
+    return max(1, int(config["epochs"] * metadata["num_samples"]) // config["batch"]["size"])
 
 
 def is_run(folder: Path) -> bool:

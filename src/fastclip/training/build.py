@@ -57,15 +57,17 @@ def build_step(
     num_samples: int,
     world: World,
     finish: Callable[[Tensor, torch.device], Tensor] = Tensor.to,
+    total: int | None = None,
 ) -> TrainStep:
     """Build the loss, the optimizer and the training step for these towers.
 
     Args:
         finish: moves the loader's images to the device, e.g. `Decoder.finish`.
+        total: number of steps; None: those of a new run.
     """
     _set_float32_precision(config.precision, world.device)
     loss = _build_loss(config, towers, num_samples, world)
-    optim, total = config.optim, config.total_steps(num_samples)
+    optim, total = config.optim, total or config.total_steps(num_samples)
     optimizer = build_optimizer(
         optim.name,
         towers.named_parameters(),

@@ -43,8 +43,8 @@ class OpenClipLoss(nn.Module):
         self.log_scale = towers.clip.logit_scale
         self.bias = towers.clip.logit_bias if self.algorithm.logit_bias else None
 
-    def begin(self, index: Tensor) -> OpenClipStep:
-        """Nothing to fetch: there is no state per sample."""
+    def begin(self, index: Tensor, group: Tensor | None = None) -> OpenClipStep:
+        """Nothing to fetch: there is no state per sample, and all pairs are negatives."""
         return OpenClipStep(self)
 
     def forward(self, image_features: Tensor, text_features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -147,11 +147,14 @@ class TrainStep:
         self.loss.set_epoch(batch.epoch)
         images = self.finish(batch.images, self.world.device)
         tokens = batch.tokens.to(self.world.device, non_blocking=True)
-        return self.update(batch.step, images, tokens, batch.index)
+        group = batch.group if self.loss.settings.negatives == "distinct" else None
+        return self.update(batch.step, images, tokens, batch.index, group)
 
-    def update(self, step: int, images: Tensor, tokens: Tensor, index: Tensor) -> StepResult:
+    def update(
+        self, step: int, images: Tensor, tokens: Tensor, index: Tensor, group: Tensor | None = None
+    ) -> StepResult:
         """Encode, objective, backward, update, with the current learning rate and γ."""
-        begun = self.loss.begin(index)
+        begun = self.loss.begin(index, group)
         self.stepper.optimizer.zero_grad(set_to_none=True)
         if self.micro is None or self.micro >= len(images):
             out = self._whole(step, images, tokens, begun)
@@ -166,7 +169,7 @@ class TrainStep:
     def rates(self, tau: float) -> dict[str, float]:
         """The learning rates and γ of the last step, for a record; `tau` is the temperature it used."""
         rates = {"lr": self.stepper.optimizer.param_groups[0]["lr"]}
-        if self.loss.gamma is not None:
+        if self.loss.gamma is not None and self.loss.settings.gamma_schedule != "adaptive":
             rates["gamma"] = self.loss.gamma
         row, tau_lr = self.loss.algorithm, self.loss.settings.tau_lr
         if row.temperature != "constant" and not row.peer:

@@ -27,6 +27,7 @@ from fastclip.run.folder import (
     check_schema,
     read_metadata,
     remove_leftovers,
+    total_steps,
     write_config,
     write_schema,
 )
@@ -82,7 +83,8 @@ def train(config: Resolved, world: World) -> Trainer:
         towers = build_towers(config, world)
         pairs = open_training_pairs(config, towers, world)
         evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
-        trainer = Trainer(config, world, towers, pairs, evaluator, lock)
+        saved = None if newest is None else read_metadata(newest)
+        trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
         trainer.run(newest)
     return trainer
 
@@ -132,7 +134,7 @@ def open_folder(config: Resolved) -> Path | None:
 
 
 class Trainer:
-    """Builds the parts of a run; `run` trains to the end."""
+    """Builds the parts of a run; `run` trains to the end. `saved`: the metadata of its newest checkpoint."""
 
     def __init__(
         self,
@@ -142,14 +144,16 @@ class Trainer:
         pairs: TrainingPairs,
         evaluator: Evaluator | None,
         lock: RunLock,
+        saved: dict | None,
     ):
         self.config, self.world, self.pairs, self.evaluator = config, world, pairs, evaluator
         self.lock = lock
         self.folder = Path(config.out)
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep)
         self.num_samples = len(pairs.manifest)
-        self.total = config.total_steps(self.num_samples)
-        self.train_step = build_step(config, towers, self.num_samples, world, pairs.decoder.finish)
+        self.total = config.total_steps(self.num_samples) if saved is None else total_steps(saved)
+        finish = pairs.decoder.finish
+        self.train_step = build_step(config, towers, self.num_samples, world, finish, self.total)
         self.step = 0  # steps done
         self.best: dict = {}  # score and step of the best evaluation
         self.step_stats = StepStats(world.device)
@@ -256,6 +260,7 @@ class Trainer:
         self._share_bad(loader)  # rank 0 saves them
         metadata = {
             "step": self.step,
+            "total_steps": self.total,
             "config": self.config.written,
             "fingerprint": self.pairs.manifest.fingerprint,
             "num_samples": self.num_samples,

@@ -22,6 +22,7 @@ OPTIONS = {
     "gamma_schedule": "cosine",
     "gamma_decay_epochs": 3,
     "epsilon": 1e-6,
+    "negatives": "distinct",
     "estimator": "paper",
     "wire_dtype": "float16",
     "tile_mib": 64,

@@ -92,8 +92,15 @@ def traffic_of(
     place = {"workers": ranks, "local_batch": local_batch}
     model = {"features": size.features, "trained_bytes": size.trained}
     wire = 2 if config.loss.wire_dtype else None  # float16 or bfloat16
-    value = dtype_of(config).itemsize
-    return step_traffic(algorithm or config.algorithm, **place, **model, value_bytes=value, wire_bytes=wire)
+    value, distinct = dtype_of(config).itemsize, config.loss.negatives == "distinct"
+    return step_traffic(
+        algorithm or config.algorithm,
+        **place,
+        **model,
+        value_bytes=value,
+        wire_bytes=wire,
+        distinct=distinct,
+    )
 
 
 def _time(job: Job, config: Resolved, size: ModelSize, network: Bounds, nodes: int) -> Time | None:

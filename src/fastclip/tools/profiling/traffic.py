@@ -14,7 +14,7 @@ from fastclip.errors import InputError
 from fastclip.objective.algorithms import Algorithm, find_algorithm
 
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # bytes of gradients in one message of DDP
-_ID_BYTES = 8
+_ID_BYTES = 8  # of a sample's number, and of its caption's hash
 
 
 class Traffic(NamedTuple):
@@ -45,6 +45,7 @@ def step_traffic(
     trained_bytes: int,
     value_bytes: int = 4,
     wire_bytes: int | None = None,
+    distinct: bool = False,
 ) -> Traffic:
     """The bytes that each rank sends in a step.
 
@@ -54,6 +55,7 @@ def step_traffic(
         value_bytes: per number of features and estimators: 4, or 8 in float64. On GPUs the towers return
             float32 features under autocast too.
         wire_bytes: per number of features on the network, 2 with `loss.wire_dtype`; default: value_bytes.
+        distinct: whether the captions' hashes are sent too, for `loss.negatives: distinct`.
     """
     row, K = find_algorithm(algorithm), workers
     for name, value in (("workers", workers), ("local_batch", local_batch)):
@@ -65,7 +67,8 @@ def step_traffic(
     sent, weights = towers * all_gather(K, side), all_reduce(K, trained_bytes)
     if row.peer:
         return Traffic(sent, sent, 0.0, weights, buckets(trained_bytes))
-    return Traffic(sent, 0.0, _scalars(row, K, local_batch, value_bytes), weights, buckets(trained_bytes))
+    scalars = _scalars(row, K, local_batch, value_bytes) + distinct * all_gather(K, local_batch * _ID_BYTES)
+    return Traffic(sent, 0.0, scalars, weights, buckets(trained_bytes))
 
 
 def _scalars(row: Algorithm, K: int, b: int, value_bytes: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from fastclip.run.folder import Run, number, timing
@@ -82,6 +82,9 @@ def _figures(run: Run) -> Iterator[Figure]:
         wait = median(known(run.records, "data_wait") or [0.0])
         note = f"median; {100 * wait:.0f} % of the time is spent waiting for data"
         yield Figure("samples/s", f"{median(speeds):,.0f}", note, wait > _LONG_WAIT)
+    if left_out := known(run.records, "left_out"):
+        of = f"of {run.config.batch.size - 1:,} per pair, on average: " if run.config else ""
+        yield Figure("negatives left out", f"{fmean(left_out):.3g}", f"{of}their caption is the pair's own")
     for skipped in known(run.records[-1:], "skipped"):
         note = "their loss or gradient was not finite" if skipped else "all losses and gradients were finite"
         yield Figure("skipped steps", f"{int(skipped):,}", note, skipped > 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json as json_module
 from collections.abc import Callable
 from dataclasses import asdict
-from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +17,8 @@ import numpy as np
 from pandas import DataFrame
 from scipy.special import gammaln
 
-from fastclip.config.options import TrainConfig, from_dict, whole_batches
+from fastclip.config.options import TrainConfig, from_dict, steps_of
+from fastclip.data.caption_groups import caption_group
 from fastclip.data.images import UnusableSample
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
@@ -190,7 +190,7 @@ def equal_captions(
         return None
     code_n = caption_codes(manifest, progress)
     n, batch = len(manifest), config.batch.size
-    steps = whole_batches(config.epochs, n, batch)
+    steps = steps_of(config.epochs, n, batch)
     # The order is one stream: k batches are one batch k times as large
     together = max(1, min(steps, chunk // batch))
     order = Order(n, together * batch, config.seed, data.shuffle, manifest.block_ends(), data.window)
@@ -205,15 +205,15 @@ def equal_captions(
 
 
 def caption_codes(manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> np.ndarray:
-    """One number per sample, equal for equal captions as training reads them."""
-    seen: dict[bytes, int] = {}
+    """One number per sample, equal for captions that `loss.negatives: distinct` takes as equal."""
+    seen: dict[int, int] = {}
     code_n = np.empty(len(manifest), dtype=np.int64)
     for sample in range(len(manifest)):
         try:
             caption = manifest.caption_at(manifest.place(sample))
         except UnusableSample:  # empty: replaced in training, and equal to no other
             caption = f"\0{sample}"
-        code_n[sample] = seen.setdefault(blake2b(caption.encode(), digest_size=16).digest(), len(seen))
+        code_n[sample] = seen.setdefault(caption_group(caption), len(seen))
         if progress is not None and sample % 4096 == 0:
             progress(sample, len(manifest))
     return code_n
