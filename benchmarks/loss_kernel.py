@@ -63,13 +63,15 @@ def make_step(case: str, b: int, B: int) -> Callable[[], None]:
         return _clip_step(image, text, image_Bd.requires_grad_(), text_Bd.requires_grad_())
     exchange = OneOfMany(B // b, {image.data_ptr(): image_Bd, text.data_ptr(): text_Bd})
     with patch("fastclip.objective.loss.Exchange", lambda group: exchange):
-        tile_mib = {"kept": KEPT, "recomputed": RECOMPUTED}[case]
-        loss = GlobalContrastiveLoss("fastclip-v3", B, tile_mib=tile_mib)
+        tiles, _, negatives = case.partition(", ")
+        tile_mib = {"kept": KEPT, "recomputed": RECOMPUTED}[tiles]
+        loss = GlobalContrastiveLoss("fastclip-v3", B, tile_mib=tile_mib, negatives=negatives or "all")
     index = torch.arange(b)
+    group = index // 2 if negatives else None  # each caption twice
 
     def step() -> None:
         image.grad = text.grad = loss.log_scale.grad = None
-        loss(image, text, index).value.backward()
+        loss(image, text, index, group).value.backward()
 
     return step
 
@@ -127,7 +129,7 @@ def main() -> None:
         return
     figures = {}
     for b, B in ((256, 8192), (2048, 2048)):
-        cases = ("ClipLoss", "kept", "recomputed")
+        cases = ("ClipLoss", "kept", "kept, distinct", "recomputed", "recomputed, distinct")
         seconds = interleaved({case: make_step(case, b, B) for case in cases}, options.rounds)
         memory = {case: peak_memory(case, b, B)["extra_mib"] for case in cases}
         for case in cases:
@@ -137,6 +139,10 @@ def main() -> None:
                 "extra_mib": round(memory[case], 1),
                 "memory_ratio": round(memory[case] / memory["ClipLoss"], 3),
             }
+            if case.endswith(", distinct"):
+                plain = case.removesuffix(", distinct")
+                figure["time_ratio_to_all"] = round(seconds[case] / seconds[plain], 3)
+                figure["memory_ratio_to_all"] = round(memory[case] / memory[plain], 3)
             print(f"b={b} B={B} {case:12s}", figure, flush=True)
     memory = {case: peak_memory(case, 16384, 16384) for case in ("ClipLoss", "recomputed")}
     for case, measured in memory.items():

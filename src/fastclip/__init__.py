@@ -22,14 +22,15 @@ __all__ = [
 if TYPE_CHECKING:
     from fastclip.data.caption_groups import caption_group
     from fastclip.objective.algorithms import ALGORITHMS, Algorithm
-    from fastclip.objective.loss import GlobalContrastiveLoss, LossOutput
+    from fastclip.objective.loss import GlobalContrastiveLoss
+    from fastclip.objective.loss_step import LossOutput
     from fastclip.run.load import Model, load
 
 _HOME = {
     "ALGORITHMS": "fastclip.objective.algorithms",
     "Algorithm": "fastclip.objective.algorithms",
     "GlobalContrastiveLoss": "fastclip.objective.loss",
-    "LossOutput": "fastclip.objective.loss",
+    "LossOutput": "fastclip.objective.loss_step",
     "Model": "fastclip.run.load",
     "caption_group": "fastclip.data.caption_groups",
     "load": "fastclip.run.load",

@@ -115,7 +115,7 @@ def test_every_recipe_has_a_row_for_every_algorithm_and_optimizer():
 def test_small_batches_take_a_radius_that_they_can_reach():
     for name in ("scenes", "emoji", "icons"):
         for algorithm, row in recipe(name).algorithms.items():
-            if ALGORITHMS[algorithm].rho is not None:
+            if ALGORITHMS[algorithm].robust:
                 reach = log(recipe(name).batch.size - 1)
                 assert 0 < (row.rho if row.rho is not None else row.rho_share * reach) < reach
 

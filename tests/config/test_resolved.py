@@ -19,7 +19,7 @@ from fastclip.config.options import (
 from fastclip.config.parse import parse, recipe_names
 from fastclip.config.resolved import Difference, differences, resolve, resolve_again
 from fastclip.errors import OptionError
-from fastclip.objective.algorithms import ALGORITHMS
+from fastclip.objective.algorithms import ALGORITHMS, RHO_SHARE
 
 recipe = cache(lambda name: parse(["--config", name]))
 
@@ -56,7 +56,9 @@ def test_the_other_rows_stay_as_they_were(algorithm):
 def test_without_a_recipe_the_rows_are_fastclips_own():
     whole = resolve(TrainConfig())
     s = whole.loss
-    assert (s.tau, s.tau_lr, s.rho, s.gamma, s.gamma_decay_epochs) == (0.07, 2e-4, 6.5, 0.2, 15)
+    assert (s.tau, s.tau_lr, s.gamma, s.gamma_decay_epochs) == (0.07, 2e-4, 0.2, 15)
+    assert s.rho == RHO_SHARE * log(whole.batch.size - 1)
+    assert loss_row(whole)["rho_share"] == RHO_SHARE  # written, so that a later default changes nothing
     assert whole.optim.lr == 4e-4
 
 

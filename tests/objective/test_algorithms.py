@@ -1,10 +1,12 @@
 """The table of algorithms and how options change a row."""
 
+from math import log
+
 import pytest
 
 from fastclip import ALGORITHMS
 from fastclip.errors import OptionError
-from fastclip.objective.algorithms import LossOptions, resolve, written_options
+from fastclip.objective.algorithms import RHO_SHARE, LossOptions, resolve, written_options
 
 
 def test_the_table_is_the_papers_table_1():
@@ -30,10 +32,10 @@ def test_the_table_is_the_papers_table_1():
     ]
 
 
-def test_defaults_are_the_papers_medium_setting():
+def test_defaults_are_the_papers_medium_setting_except_for_rho():
     v3, v2, sogclr = resolve("fastclip-v3"), resolve("fastclip-v2"), resolve("sogclr")
-    assert (v3.gamma, v3.gamma_decay_epochs, v3.tau, v3.tau_lr, v3.rho) == (0.2, 18, 0.07, 2e-4, 6.5)
-    assert (v2.gamma, v2.tau, v2.tau_lr, v2.rho) == (0.2, 0.03, 1e-2, 7.0)
+    assert (v3.gamma, v3.gamma_decay_epochs, v3.tau, v3.tau_lr) == (0.2, 18, 0.07, 2e-4)
+    assert (v2.gamma, v2.tau, v2.tau_lr) == (0.2, 0.03, 1e-2)
     assert (sogclr.gamma, sogclr.tau, sogclr.epsilon) == (0.6, 0.03, 1e-14)
 
 
@@ -66,7 +68,7 @@ NAN = float("nan")
         ("mbcl", "estimator", "released"),
         ("fastclip-v3", "rho_share", -0.1),
         ("fastclip-v3", "rho_share", NAN),
-        ("fastclip-v3", "rho_share", 0.5),  # without the global batch
+        ("fastclip-v3", "estimator", "released"),  # without its rho
         ("fastclip-v3", "tile_mib", 0),
     ],
 )
@@ -89,6 +91,21 @@ def test_tau_below_tau_min_names_the_bound():
     with pytest.raises(OptionError) as caught:
         resolve("fastclip-v3", LossOptions(tau=0.05, tau_min=0.1))
     assert (caught.value.option, caught.value.value, caught.value.example) == ("tau", 0.05, 0.1)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.robust])
+def test_rho_follows_the_batch_by_rule(name):
+    unbound = resolve(name)
+    assert (unbound.rho, unbound.rho_share) == (None, RHO_SHARE)
+    for batch in (2, 64, 5120):
+        rho = resolve(name, batch=batch).rho
+        assert rho == unbound.rho_for(batch) == pytest.approx(RHO_SHARE * log(batch - 1))
+    given = resolve(name, LossOptions(rho=2.0), batch=64)
+    assert (given.rho, given.rho_share, given.rho_for(8)) == (2.0, None, 2.0)
+
+
+def test_without_a_radius_rho_is_zero():
+    assert {resolve(name).rho for name, row in ALGORITHMS.items() if not row.robust} == {0.0}
 
 
 def test_rho_and_rho_share_exclude_each_other():

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastclip import ALGORITHMS, GlobalContrastiveLoss
 from fastclip.errors import InputError
 from fastclip.objective.algorithms import LossOptions, resolve
-from fastclip.objective.loss import UndoError
+from fastclip.objective.loss_step import UndoError
 from fastclip.objective.saved_state import sharded
 from tests.objective.features import pair, relative_error, unit
 from tests.objective.reference import PaperRun
@@ -51,7 +51,7 @@ def test_steps_equal_the_papers_equations(name, estimator, data):
     tile_bytes = data.draw(st.sampled_from([1, 8 * 6, 8 * 35, 1 << 20]), "tile bytes")
     individual = ALGORITHMS[name].temperature == "individual"
     options = {"tau_lr": 3e-3, "tau_betas": (0.8, 0.9)} if individual else {}
-    rho = {} if ALGORITHMS[name].rho is None else {"rho": 1.7}
+    rho = {} if not ALGORITHMS[name].robust else {"rho": 1.7}
     loss = build(
         name,
         n,
@@ -349,7 +349,7 @@ def test_undo_restores_the_state_only_if_the_step_was_skipped(name, as_tensor):
 @pytest.mark.parametrize(("name", "estimator"), CASES)
 def test_evaluation_is_the_papers_objective_of_the_batch_alone(name, estimator):
     """With u = g, and the mean of individual temperatures; today's memory has no part in it."""
-    options = {} if ALGORITHMS[name].rho is None else {"rho": 0.8}
+    options = {} if not ALGORITHMS[name].robust else {"rho": 0.8}
     loss = build(name, 20, gamma=0.3, tau=0.2, estimator=estimator, **options)
     for step in range(2):
         loss(*pair(6, 5, seed=step), torch.arange(6))
@@ -404,12 +404,18 @@ def test_a_validation_before_the_first_step_does_not_replace_its_checks():
 @pytest.mark.parametrize(
     ("name", "options", "B", "warns"),
     [
-        ("fastclip-v3", {}, 64, True),  # the default 6.5
+        ("fastclip-v3", {}, 64, False),  # by rule
+        ("fastclip-v3", {"rho_share": 1.1}, 64, True),
         ("fastclip-v3", {"rho": 4.1}, 64, False),  # log 63 = 4.14
         ("fastclip-v3", {"rho": 4.2}, 64, True),
         ("fastclip-v2", {"rho": 4.2}, 64, True),
         ("isogclr", {"rho": 1.0}, 64, False),
-        ("fastclip-v3", {"estimator": "released"}, 64, False),  # another radius, without this bound
+        (
+            "fastclip-v3",
+            {"estimator": "released", "rho": 6.5},
+            64,
+            False,
+        ),  # another radius, without this bound
         ("fastclip-v1", {}, 64, False),
         ("mbcl", {}, 2, False),
     ],
@@ -424,9 +430,23 @@ def test_a_rho_out_of_reach_is_reported_once(name, options, B, warns, caplog):
     records = [record for record in caplog.records if record.name == "fastclip.objective.loss"]
     assert [record.levelname for record in records] == ["WARNING"] * warns
     for record in records:
-        assert record.args[:2] == (loss.settings.rho, str(B))
+        assert record.args[:2] == (loss.rho, str(B))
         assert record.args[2] == pytest.approx(log(B - 1))
         assert record.args[3] == 0.013
+
+
+def test_rho_is_bound_by_the_first_training_step():
+    loss = GlobalContrastiveLoss("fastclip-v3", 100, rho_share=0.5)
+    large, small = ((*pair(B, 5, seed=0, dtype=torch.float32), torch.arange(B)) for B in (64, 16))
+    value = float(loss.evaluate(*small[:2]).value.detach())
+    assert loss.rho is None  # a validation batch does not decide
+    expected = GlobalContrastiveLoss("fastclip-v3", 100, rho=0.5 * log(15)).evaluate(*small[:2])
+    assert value == float(expected.value.detach())
+    loss(*large)
+    assert loss.rho == 0.5 * log(63)
+    loss(*small)  # e.g. the last batch of an epoch
+    assert loss.rho == 0.5 * log(63)
+    assert f"rho={loss.rho}" in repr(loss)
 
 
 def test_backward_may_run_again_if_the_graph_is_retained():

@@ -17,7 +17,8 @@ from fastclip.config.resolved import resolve
 from fastclip.data.order import seed_of
 from fastclip.distributed.world import World
 from fastclip.model import build_model
-from fastclip.objective.loss import GlobalContrastiveLoss, LossStep
+from fastclip.objective.loss import GlobalContrastiveLoss
+from fastclip.objective.loss_step import LossStep
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.step import OpenClipLoss, compile_towers
 from tests.ranks import run_ranks

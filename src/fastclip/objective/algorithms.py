@@ -23,6 +23,7 @@ Estimator = Literal["paper", "released"]
 GAMMA: dict[Schedule, float] = {"constant": 0.6, "cosine": 0.2}
 GAMMA_DECAY_EPOCHS = 18
 SCENT_GAMMA = 0.1  # the least γ of `scent`
+RHO_SHARE = 0.85  # ρ by rule, as a share of log(B−1): docs/choosing.md has the evidence
 TAU_BETAS = (0.9, 0.999)  # Table default_hyperparams, Medium
 TAU_MAX = 1.0
 EPSILON = 1e-14  # all settings except xLarge, which has 1e-6
@@ -49,8 +50,6 @@ class Algorithm:
     """E, the length of the cosine (Table tuned_gamma)."""
     tau_lr: float | None = None
     """Learning rate of τ."""
-    rho: float | None = None
-    """Radius ρ of the robust losses."""
     peer: Literal["ClipLoss", "SigLipLoss"] | None = None
     """The open_clip class that computes it; None for GlobalContrastiveLoss."""
     logit_bias: bool = False
@@ -64,6 +63,11 @@ class Algorithm:
         return self.inner_schedule is not None
 
     @property
+    def robust(self) -> bool:
+        """Whether its loss has a radius ρ."""
+        return self.loss in ("RGCL", "RGCL-g")
+
+    @property
     def tau_power(self) -> int:
         """1 if a sample's loss is multiplied by τ; 0 for v0 and the mini-batch losses."""
         return int(self.fcco and not (self.loss == "GCL" and self.temperature == "learnable"))
@@ -73,7 +77,7 @@ _ROWS = (
     # The paper gives no initial τ for OpenCLIP: 0.07 is open_clip's. It learns at the model's rate.
     Algorithm("openclip", "MBCL", None, "learnable", tau=0.07, tau_lr=1e-3, peer="ClipLoss"),
     Algorithm("sogclr", "GCL", "constant", "constant", tau=0.03, gamma=0.6),
-    Algorithm("isogclr", "RGCL", "constant", "individual", tau=0.03, gamma=0.6, tau_lr=1e-2, rho=9.0),
+    Algorithm("isogclr", "RGCL", "constant", "individual", tau=0.03, gamma=0.6, tau_lr=1e-2),
     # The paper gives no learning rate for v0's τ: we use the model's, like the work that v0 builds on.
     Algorithm(
         "fastclip-v0", "GCL", "cosine", "learnable", tau=0.03, gamma=0.2, gamma_decay_epochs=18, tau_lr=1e-3
@@ -88,7 +92,6 @@ _ROWS = (
         gamma=0.2,
         gamma_decay_epochs=18,
         tau_lr=1e-2,
-        rho=7.0,
     ),
     Algorithm(
         "fastclip-v3",
@@ -99,7 +102,6 @@ _ROWS = (
         gamma=0.2,
         gamma_decay_epochs=18,
         tau_lr=2e-4,
-        rho=6.5,
         slow_tau=True,
     ),
     # Not in the paper's table. SCENT is v3 with a γ of each sample; SigLIP starts at 1/τ = 10; `mbcl` is
@@ -112,7 +114,6 @@ _ROWS = (
         tau=0.07,
         gamma=SCENT_GAMMA,
         tau_lr=2e-4,
-        rho=6.5,
         slow_tau=True,
     ),
     Algorithm(
@@ -136,9 +137,9 @@ class LossOptions:
     tau_betas: tuple[float, float] | None = None
     """Adam's betas for individual temperatures."""
     rho: float | None = None
-    """Radius ρ of the robust losses."""
+    """Radius ρ of the robust losses; default: by loss.rho_share."""
     rho_share: float | None = None
-    """ρ as a share of log(B−1), the largest possible radius at γ = 1: replaces loss.rho for small batches."""
+    """ρ as a share of log(B−1), the largest possible radius at γ = 1; default: 0.85."""
     gamma: float | Literal["auto"] | None = None
     """Rate γ of the estimators u: γ of a constant schedule, the final γ_min of a cosine one. `auto`: a γ_min
     that suits the number of epochs, reached in the last one. For scent, the least γ."""
@@ -178,7 +179,10 @@ class Settings:
     tau_lr: float
     tau_betas: tuple[float, float]
     tau_min: float
-    rho: float
+    rho: float | None
+    """ρ; 0 without one, None while the batch size is unknown: see `rho_for`."""
+    rho_share: float | None
+    """The share of log(B−1) that ρ is; None if ρ was given, or there is none."""
     epsilon: float | None
     """ε; None for the mini-batch loss, where it is 1/(B−1)."""
     negatives: Negatives
@@ -199,6 +203,18 @@ class Settings:
         if self.epsilon is None:
             return None
         return log(self.epsilon) if self.epsilon > 0 else -inf
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether each sample has its own γ."""
+        return self.gamma_schedule == "adaptive"
+
+    def rho_for(self, batch: int) -> float:
+        """ρ for this global batch size."""
+        if self.rho is not None:
+            return self.rho
+        assert self.rho_share is not None
+        return self.rho_share * log(batch - 1)
 
     def gamma_at(self, epoch: int) -> float:
         """γ in this epoch (the paper's section on the inner LR schedule); the least γ of scent."""
@@ -225,7 +241,7 @@ def resolve(
     """Apply options to the algorithm's row; refuse options without effect.
 
     Args:
-        batch: global batch size, required for rho_share.
+        batch: global batch size, on which ρ depends; None: not known yet.
         epochs: length of the run, on which gamma=auto and the default length of γ's cosine depend.
         rate: factor of tau_lr, as learning rates scale with the batch size.
     """
@@ -253,7 +269,7 @@ def resolve(
         tau_lr=_first(given.tau_lr, row.tau_lr, 0.0) * rate,
         tau_betas=_first(given.tau_betas, TAU_BETAS),
         tau_min=_first(given.tau_min, 0.01),
-        rho=_first(_rho(given, batch), row.rho, 0.0),
+        **_rho(row, given, batch),
         epsilon=_first(given.epsilon, EPSILON) if row.fcco else None,
         negatives=_first(given.negatives, "all"),
         estimator=_first(given.estimator, "paper"),
@@ -281,7 +297,7 @@ def inapplicable_options(row: Algorithm, schedule: InnerSchedule | None) -> dict
         useless["tau_lr"] = "its τ is constant"
     if row.temperature != "individual":
         useless["tau_betas"] = "only individual temperatures have their own Adam"
-    if row.rho is None:
+    if not row.robust:
         useless |= dict.fromkeys(("rho", "rho_share"), "its loss has no ρ")
     return useless
 
@@ -289,7 +305,7 @@ def inapplicable_options(row: Algorithm, schedule: InnerSchedule | None) -> dict
 def written_options(settings: Settings, options: LossOptions) -> LossOptions:
     """All options that apply to this algorithm, for config.yaml; tau_lr before its scaling."""
     omitted = inapplicable_options(settings.algorithm, settings.gamma_schedule).keys() | {"tile_mib"}
-    if options.rho_share is not None:
+    if settings.rho_share is not None:
         omitted |= {"rho"}  # derived from rho_share
     values = {name: getattr(settings, name, None) for name in OPTION_NAMES if name not in omitted}
     if "tau_lr" in values:
@@ -317,19 +333,20 @@ def _gamma_by_rule(gamma: str, schedule: InnerSchedule | None, epochs: float | N
     return min(1.0, 4.177 * epochs**-0.7265), ceil(epochs)
 
 
-def _rho(given: LossOptions, batch: int | None) -> float | None:
+def _rho(row: Algorithm, given: LossOptions, batch: int | None) -> dict[str, float | None]:
+    """ρ as it was given, or by rule."""
     share = given.rho_share
-    if share is None:
-        return given.rho
+    if given.rho is not None and share is None:
+        return {"rho": given.rho, "rho_share": None}
+    if not row.robust:
+        return {"rho": 0.0, "rho_share": None}
     if given.rho is not None:
         advice = "Set only one of them, and the other to null if the recipe sets it."
         raise OptionError("rho", given.rho, f"conflicts with loss.rho_share={share}", advice=advice)
+    share = RHO_SHARE if share is None else share
     if not 0 <= share < inf:
-        raise OptionError("rho_share", share, _NOT_NEGATIVE, example=0.6)
-    if batch is None:
-        rule = "requires the global batch size, which is not known here"
-        raise OptionError("rho_share", share, rule, advice="Pass rho instead.")
-    return share * log(batch - 1)
+        raise OptionError("rho_share", share, _NOT_NEGATIVE, example=RHO_SHARE)
+    return {"rho": None if batch is None else share * log(batch - 1), "rho_share": share}
 
 
 def _check(s: Settings) -> None:
@@ -348,8 +365,8 @@ def _check(s: Settings) -> None:
         raise OptionError("tau_lr", s.tau_lr, _NOT_NEGATIVE, example=row.tau_lr)
     if len(s.tau_betas) != 2 or not all(0 <= beta < 1 for beta in s.tau_betas):
         raise OptionError("tau_betas", s.tau_betas, "must be two numbers in [0, 1)", example=TAU_BETAS)
-    if not (s.rho >= 0 and isfinite(s.rho)):
-        raise OptionError("rho", s.rho, _NOT_NEGATIVE, example=row.rho)
+    if s.rho is not None and not (s.rho >= 0 and isfinite(s.rho)):
+        raise OptionError("rho", s.rho, _NOT_NEGATIVE, example=2.5)
     check_tile_mib(s.tile_mib)
     if s.epsilon is not None and not (s.epsilon >= 0 and isfinite(s.epsilon)):
         raise OptionError("epsilon", s.epsilon, _NOT_NEGATIVE, example=EPSILON)
@@ -361,6 +378,9 @@ def _check(s: Settings) -> None:
         names = ", ".join(name for name, other in ALGORITHMS.items() if _has_released(other))
         advice = f"Omit it, or choose an algorithm with estimators u and one τ: {names}."
         raise OptionError("estimator", s.estimator, f"is not defined for {row.name}", advice=advice)
+    if s.estimator == "released" and s.rho_share is not None:
+        rule = "needs its own rho: its τ settles at another radius"
+        raise OptionError("estimator", s.estimator, rule, advice="The paper's are 6.5 to 16.")
 
 
 def check_tile_mib(tile_mib: float) -> None:

@@ -1,57 +1,43 @@
-"""GlobalContrastiveLoss: one step of any algorithm of the paper, from features to gradients and estimators.
+"""GlobalContrastiveLoss: any algorithm of the paper as a module, with its τ and its estimators.
 
 Shapes: b local batch, B = K·b global batch over K ranks, d features; a last dimension of 2 holds the two
-sides (1: an image among texts, 2: a text among images). Everything is in log space: at τ = 0.01 the inner
-functions reach e^200, their logarithms 200.
+sides. The computation itself is in `one_step.py`.
 """
 
 from __future__ import annotations
 
 import logging
 from math import log
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fastclip.errors import InputError, OptionError
-from fastclip.objective import estimators, kernel, saved_state, temperature
-from fastclip.objective.algorithms import OPTION_NAMES, LossOptions, Settings, check_tile_mib, resolve
-from fastclip.objective.estimators import log_outer
+from fastclip.objective import kernel, saved_state, temperature
+from fastclip.objective.algorithms import (
+    OPTION_NAMES,
+    RHO_SHARE,
+    LossOptions,
+    Settings,
+    check_tile_mib,
+    resolve,
+)
 from fastclip.objective.exchange import Exchange, Pending
-from fastclip.objective.groups import Groups, groups_of
+from fastclip.objective.groups import groups_of
 from fastclip.objective.input_checks import InputChecks
+from fastclip.objective.loss_step import LossOutput, LossStep
+from fastclip.objective.one_step import After, Before, one_step
 from fastclip.objective.sample_state import (
     Columns,
     Fetch,
     SampleState,
     Written,
     keep_precise,
-    on_device,
 )
 from fastclip.text import did_you_mean
 
 logger = logging.getLogger(__name__)
-
-
-class UndoError(RuntimeError):
-    """A step that cannot be undone, or no longer."""
-
-
-class LossOutput(NamedTuple):
-    """A step's result."""
-
-    value: Tensor
-    """The objective's mean over the global batch, equal on all ranks; call `.backward()` on it."""
-    stats: dict[str, Tensor]
-    """Scalars on the device, for the logs; see `GlobalContrastiveLoss`."""
-    step: Any
-    """The `LossStep` that computed it."""
-
-    def undo(self, skipped: Tensor | bool) -> None:
-        """Restore the estimators if the optimizer `skipped` this step, as it may with a GradScaler."""
-        self.step.undo(skipped)
 
 
 class GlobalContrastiveLoss(nn.Module):
@@ -78,7 +64,7 @@ class GlobalContrastiveLoss(nn.Module):
         process_group: the ranks; None means all.
         device: where the state is; None means torch's default device. `loss.to(…)` moves it too.
         epochs: length of the training, which gamma="auto" requires.
-        options: hyperparameters of the algorithm; defaults are the paper's:
+        options: hyperparameters of the algorithm; defaults are the paper's, except for ρ:
             gamma: γ of a constant schedule, the final γ_min of a cosine one; in (0, 1]. "auto": a γ_min that
                 suits `epochs`, reached in the last of them. For scent, the least γ.
             gamma_schedule: "constant" or "cosine" (per epoch, from 1 down to gamma).
@@ -87,7 +73,8 @@ class GlobalContrastiveLoss(nn.Module):
             tau_lr: learning rate of τ: of the group in `parameter_groups()`, or of individual temperatures.
             tau_betas: Adam's betas for individual temperatures.
             tau_min: lower bound of τ.
-            rho: radius ρ of the robust losses (isogclr, fastclip-v2, fastclip-v3).
+            rho: radius ρ of the robust losses (isogclr, fastclip-v2, fastclip-v3, scent).
+            rho_share: ρ as a share of log(B−1), B the global batch of the first training step; default: 0.85.
             epsilon: ε inside the logarithm; the paper uses 1e-6 for its largest data set.
             negatives: "all", or "distinct": samples of one `group` are not negatives of each other.
             estimator: "paper", or "released" for the τ gradient and loss scale of the authors' code.
@@ -145,8 +132,8 @@ class GlobalContrastiveLoss(nn.Module):
         self.set_epoch(0)
         if self.algorithm.fcco and self.settings.gamma == 1 and self.exchange.rank == 0:
             logger.info("γ = 1: the estimators have no memory of earlier batches.")
+        self.rho: float | None = None  # ρ, from the first training step on, when the batch size is known
         self._begun = 0  # steps; only the last one may be undone
-        self._rho_checked = False
         self._checks = InputChecks(self.settings, num_samples if self.algorithm.fcco else None, self.exchange)
 
     @property
@@ -236,79 +223,21 @@ class GlobalContrastiveLoss(nn.Module):
         fetch: Fetch | None,
         group_B: Tensor | None,
         needs: tuple[bool, bool],
-    ) -> _Result:
-        """Algorithm 1, from the gathered features to the new estimators, with all gradients."""
-        settings, power = self.settings, self.algorithm.tau_power
-        b, B, dtype = len(features.image_bd), len(features.image_Bd), features.image_bd.dtype
-        local = slice(features.offset, features.offset + b)
-        log_n_B1, groups = self._negatives(B, group_B, dtype)
-        log_n_b1 = log_n_B1[local] if isinstance(log_n_B1, Tensor) else log_n_B1
-        features = features if groups is None else features._replace(code_B=groups.code_B)
+    ) -> tuple[After, Written | None]:
+        """Algorithm 1 on the gathered features, with the new estimators written back."""
+        B, dtype = len(features.image_Bd), features.image_bd.dtype
         log_u_B2, tau_B2 = (None, None) if fetch is None else fetch.wait()
         tau_B2 = self._one_tau(dtype).expand(B, 2) if tau_B2 is None else tau_B2.to(dtype)
-        tau_b2 = tau_B2[local]
-
-        # Pass A: inner functions, then the estimators u, eq. (u:ema)
-        sims = kernel.similarities(features, tile_bytes=int(self.tile_mib * (1 << 20)))
-        inner = kernel.inner_estimates(features, sims, tau_b2, log_n_b1)
-        if groups is not None:  # without negatives, any finite numbers: they will have no weight
-            inner = kernel.Inner(inner.s_ii, *(torch.where(groups.any, x, 0.0) for x in inner[1:]))
-        log_u_b2 = inner.log_g
-        if log_u_B2 is not None:
-            log_u_b2 = self._moved(log_u_B2[local].to(dtype), inner.log_g)
-        log_epsilon = settings.log_epsilon
-        log_outer_b2 = log_outer(log_u_b2, -log_n_b1 if log_epsilon is None else log_epsilon)
-        weight_b2 = (inner.log_g - log_outer_b2).exp()  # g/(ε + u)
-        q_b2 = inner.mean_a * weight_b2
-        lambda_b2 = inner.s_ii[:, None] + tau_b2 * (log_n_b1 + log_outer_b2 + (1 - power) * tau_b2.log())
-        if groups is not None:
-            lambda_b2 = torch.where(groups.any, lambda_b2, -kernel.EXCLUDED)  # no gradient
-
-        # Gathered: λ and log u of each sample (and the gradient of its τ), Σq and the largest weight
-        scalars = [lambda_b2, log_u_b2]
-        if self.log_scale is None:
-            scalars.append(temperature.individual_gradient(settings, log_outer_b2, q_b2))
-        shared_Bc, totals_K2 = self._share(
-            torch.cat(scalars, dim=1), torch.stack([q_b2.sum(), weight_b2.max()])
-        )
-        lambda_B2, log_u_B2 = shared_Bc[:, 0:2], shared_Bc[:, 2:4]
-        written, writes = None, shared_Bc.isfinite().all()
-        if groups is not None:
-            writes = writes & groups.any
-        if fetch is not None:
-            gamma = self._mean_gamma(fetch)
-            written = self._write_back(fetch, log_u_B2, shared_Bc[:, 4:], writes)
-
-        # The outer mean, and the gradient of a global τ: from the same numbers on every rank
-        log_outer_B2 = log_outer(log_u_B2, -log_n_B1 if log_epsilon is None else log_epsilon)
-        mean = temperature.BatchMeans(
-            log_outer_B2.sum(1).mean(), log_u_B2.sum(1).mean(), totals_K2[:, 0].sum() / B
-        )
-        value = settings.scale * (tau_B2**power * (log_outer_B2 + settings.rho)).sum(1).mean()
-        log_scale_grad = None
-        if self.log_scale is not None and self.log_scale.requires_grad:
-            tau = tau_B2[0, 0]
-            log_scale_grad = -tau * temperature.global_gradient(settings, tau, mean)  # log_scale is log(1/τ)
-
-        # Pass B: gradients of the local features, ready to be averaged over ranks: 1/b = K/B
-        gradients = kernel.feature_gradients(features, sims, tau_B2, lambda_B2, settings.scale / b, needs)
-        stats = self._stats(value, mean, tau_B2, log_u_B2, totals_K2[:, 1].max())
-        if groups is not None:
-            value, log_scale_grad, stats = _only_if(groups.any, value, log_scale_grad, stats)
-            stats["left_out"] = groups.left_out
-        if fetch is not None:
-            stats["unvisited"] = 1 - self.sample_state.visited / self.num_samples  # type: ignore[union-attr]
-            stats |= gamma
-        return _Result((value, *gradients, log_scale_grad), stats, written)
-
-    def _negatives(
-        self, B: int, group_B: Tensor | None, dtype: torch.dtype
-    ) -> tuple[float | Tensor, Groups | None]:
-        """log of the number of negatives, one for all or one each (B×1), and the groups of equal captions."""
-        if group_B is None:
-            return log(B - 1), None
-        groups = groups_of(group_B, dtype)
-        return groups.log_negatives_B[:, None], groups
+        rho = self.settings.rho_for(B) if self.rho is None else self.rho
+        groups = None if group_B is None else groups_of(group_B, dtype)
+        before = Before(self.gamma, rho, tau_B2, log_u_B2, groups)
+        tile_bytes = int(self.tile_mib * (1 << 20))
+        after = one_step(self.settings, features, before, self._share, needs, tile_bytes)
+        if fetch is None:
+            return after, None
+        written = self._write_back(fetch, after)
+        after.stats["unvisited"] = 1 - self.sample_state.visited / self.num_samples  # type: ignore[union-attr]
+        return after, written
 
     def _gather_features(self, early: Pending | None, image: Tensor, text: Tensor) -> kernel.Features:
         """Local and global features in float32 or float64; local ones are rounded like the others."""
@@ -336,66 +265,35 @@ class GlobalContrastiveLoss(nn.Module):
             return (self._sum_of_tau() / (2 * self.num_samples)).to(dtype)
         return (-temperature.clamped_log_scale(self.log_scale, self.settings.tau_min).to(dtype)).exp()
 
-    def _moved(self, log_u: Tensor, log_g: Tensor) -> Tensor:
-        """The estimators after this step."""
-        if self.algorithm.inner_schedule == "adaptive":
-            return estimators.moved_adaptively(log_u, log_g, self.gamma)
-        return estimators.moved(log_u, log_g, self.gamma)
-
-    def _mean_gamma(self, fetch: Fetch) -> dict[str, Tensor]:
-        """The statistic `gamma`, if samples have their own γ."""
-        if self.algorithm.inner_schedule != "adaptive":
-            return {}
-        log_u_B2, _ = fetch.wait()
-        return {"gamma": estimators.adaptive_log_gamma(log_u_B2, self.gamma).exp().mean()}
-
     def _share(self, rows_bc: Tensor, totals_2: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the global batch and each rank's totals, in one collective."""
         (b, c), K = rows_bc.shape, self.exchange.world_size
         packed = self.exchange.gather(torch.cat([rows_bc.flatten(), totals_2])[None]).wait()
         return packed[:, : b * c].reshape(K * b, c), packed[:, b * c :]
 
-    def _write_back(self, fetch: Fetch, log_u_B2: Tensor, tau_gradient_B2: Tensor, finite: Tensor) -> Written:
+    def _write_back(self, fetch: Fetch, after: After) -> Written:
         def new(old: Columns) -> Columns:
             if self.log_scale is not None:
-                return {"log_u": log_u_B2}
-            return {"log_u": log_u_B2, **temperature.individual_step(self.settings, old, tau_gradient_B2)}
+                return {"log_u": after.log_u_B2}
+            tau = temperature.individual_step(self.settings, old, after.tau_grad_B2)
+            return {"log_u": after.log_u_B2, **tau}
 
         assert self.sample_state is not None
-        return self.sample_state.write(fetch, new, finite)
+        return self.sample_state.write(fetch, new, after.writable)
 
-    def _stats(
-        self,
-        value: Tensor,
-        mean: temperature.BatchMeans,
-        tau_B2: Tensor,
-        log_u_B2: Tensor,
-        max_weight: Tensor,
-    ) -> dict[str, Tensor]:
-        sorted_log_u = log_u_B2.flatten().sort().values
-        return {
-            "loss": value,
-            "radius": (mean.q - mean.log_outer) / 2,
-            "tau": tau_B2.mean(),
-            **{
-                f"log_u_q{q:02d}": sorted_log_u[round(q / 100 * (len(sorted_log_u) - 1))] for q in (5, 50, 95)
-            },
-            "max_weight": max_weight,
-        }
-
-    def _warn_if_rho_is_out_of_reach(self, B: int) -> None:
-        """On the first step: with γ = 1 no batch has a radius above log(B−1), so τ would only fall."""
-        self._rho_checked = True
+    def _bind_rho(self, B: int) -> None:
+        """On the first step; with γ = 1 no batch has a radius above log(B−1), so τ would only fall."""
         s, largest = self.settings, log(B - 1)
+        self.rho = s.rho_for(B)
         # the released code's gradient of τ settles at another radius, which has no such bound
-        if self.algorithm.rho is None or s.estimator == "released" or s.rho <= largest:
+        if not self.algorithm.robust or s.estimator == "released" or self.rho <= largest:
             return
         if self.exchange.rank == 0:
             logger.warning(
                 "rho=%.4g is out of reach: while γ = 1, the radius of a batch of B=%s pairs is at most "
-                "log(B−1) = %.2f, so τ will fall to tau_min=%g. Use a smaller rho, e.g. %.1f (in fastclip "
-                "train: --loss.rho_share 0.6), or a larger batch.",
-                *(s.rho, f"{B:,}", largest, s.tau_min, 0.6 * largest),
+                "log(B−1) = %.2f, so τ will fall to tau_min=%g. Omit rho, which is then %.2f, or use a "
+                "larger batch.",
+                *(self.rho, f"{B:,}", largest, s.tau_min, RHO_SHARE * largest),
             )
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
@@ -430,89 +328,14 @@ class GlobalContrastiveLoss(nn.Module):
         s = self.settings
         shown: dict[str, object] = {
             "tau": s.tau,
-            "rho": s.rho if self.algorithm.rho is not None else None,
+            "rho": (s.rho if self.rho is None else self.rho) if self.algorithm.robust else None,
+            "rho_share": s.rho_share,
             "epsilon": s.epsilon,
         }
         if self.algorithm.fcco:
             shown |= {"gamma": s.gamma, "gamma_schedule": s.gamma_schedule}
         options = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
         return f"{self.algorithm.name!r}, num_samples={self.num_samples}, {options}"
-
-
-class LossStep:
-    """One step of a loss: `begin` → `images` → `forward` → perhaps `undo`; `GlobalContrastiveLoss.begin`.
-
-    If it is not for training, it neither reads nor writes estimators, and ignores `index`.
-    """
-
-    def __init__(
-        self, loss: GlobalContrastiveLoss, index: Tensor | None, group: Tensor | None, training: bool
-    ):
-        loss._begun += training
-        self.loss, self.number, self.training = loss, loss._begun, training
-        self.index, self.group = index if training else None, group
-        self.fetch: Fetch | None = None
-        self._early_images: Pending | None = None
-        self._written: Written | None = None
-
-    def start_fetch(self, index: Tensor) -> None:
-        """Start to gather the ids (and groups), then the estimators."""
-        assert self.loss.sample_state is not None
-        self.fetch = self.loss.sample_state.fetch(index, self.group)
-
-    def images(self, image_features: Tensor) -> None:
-        """Start to gather image features before the text encoder runs; pass the same ones to forward.
-
-        Does nothing without gradients, so that a single rank may use the model for inference.
-        """
-        if torch.is_grad_enabled():
-            self.loss._checks.batch(image_features.shape[0], self.loss.device, self.training)
-            if self.fetch is not None:
-                self.fetch.advance()
-            self._early_images = self.loss._send(image_features)
-
-    def forward(self, image_features: Tensor, text_features: Tensor) -> LossOutput:
-        """The loss of the batch; in training updates its estimators, unless something is not finite."""
-        loss, grad = self.loss, torch.is_grad_enabled()
-        loss._checks.inputs(image_features, text_features, self.index, loss.device, self.training)
-        loss._checks.group(self.group, self.training, len(image_features))
-        if self.training:
-            if not loss._rho_checked:
-                loss._warn_if_rho_is_out_of_reach(len(image_features) * loss.exchange.world_size)
-            if loss.log_scale is not None:
-                temperature.clamp_log_scale_(loss.log_scale, loss.settings.tau_min)
-        if self.fetch is None and loss.sample_state is not None and self.index is not None:
-            self.start_fetch(self.index)
-        needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)
-        with torch.no_grad(), kernel.full_precision(image_features.device):
-            features = loss._gather_features(self._early_images, image_features, text_features)
-            result = loss._step(features, self.fetch, self._gathered_groups(), needs)
-        self.fetch, self._early_images, self._written = None, None, result.written
-        inputs = image_features, text_features, loss.log_scale
-        return LossOutput(_WithGradients.apply(*inputs, *result.value_and_gradients), result.stats, self)
-
-    def _gathered_groups(self) -> Tensor | None:
-        """Groups of the global batch; they come with the ids if these are fetched."""
-        if self.group is None:
-            return None
-        if self.fetch is not None:
-            self.fetch.advance()
-            return self.fetch.group_B
-        return self.loss.exchange.gather(on_device(self.group, self.loss.device)).wait()
-
-    def undo(self, skipped: Tensor | bool) -> None:
-        """Restore the estimators if the optimizer `skipped` this step, as it may with a GradScaler."""
-        state = self.loss.sample_state
-        if state is None or skipped is False:
-            return
-        if self.loss._begun != self.number:
-            raise UndoError(
-                "This step can no longer be undone: the next one has already read its estimators."
-            )
-        if self._written is None:
-            raise UndoError("There is no step to undo: call undo once, after the step's forward.")
-        written, self._written = self._written, None
-        state.undo(written, torch.as_tensor(skipped))
 
 
 def _settings(algorithm: str | Settings, options: dict[str, Any], epochs: float | None) -> Settings:
@@ -525,39 +348,3 @@ def _settings(algorithm: str | Settings, options: dict[str, Any], epochs: float 
             hint = did_you_mean(name, OPTION_NAMES) or f" Its options: {', '.join(OPTION_NAMES)}."
             raise TypeError(f"GlobalContrastiveLoss has no option {name!r}.{hint}")
     return resolve(algorithm, LossOptions(**options), epochs=epochs)
-
-
-class _Result(NamedTuple):
-    value_and_gradients: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-    stats: dict[str, Tensor]
-    written: Written | None
-
-
-class _WithGradients(torch.autograd.Function):
-    """A value with precomputed gradients; backward only scales them, as a GradScaler requires."""
-
-    @staticmethod
-    def forward(ctx, image, text, log_scale, value, image_grad, text_grad, log_scale_grad):
-        ctx.save_for_backward(image_grad, text_grad, log_scale_grad)
-        ctx.dtypes = [None if x is None else x.dtype for x in (image, text, log_scale)]
-        return value.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, scale):
-        # Without retain_graph this runs once: scale in place, which saves a copy of the features' size.
-        retained = torch._C._autograd._get_current_graph_task_keep_graph()
-        scaled = [
-            None if gradient is None else (gradient * scale if retained else gradient.mul_(scale)).to(dtype)
-            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return *scaled, None, None, None, None
-
-
-def _only_if(
-    there: Tensor, value: Tensor, log_scale_grad: Tensor | None, stats: dict[str, Tensor]
-) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-    """These if there are negatives, otherwise zeros; τ is what it is."""
-    kept = {name: x if name == "tau" else torch.where(there, x, 0.0) for name, x in stats.items()}
-    gradient = None if log_scale_grad is None else torch.where(there, log_scale_grad, 0.0)
-    return kept["loss"], gradient, kept

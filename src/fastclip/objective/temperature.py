@@ -39,20 +39,20 @@ def clamped_tau(log_scale: Tensor, tau_min: float) -> float:
     return max(tau_min, min(TAU_MAX, exp(-float(log_scale.detach()))))
 
 
-def global_gradient(settings: Settings, tau: Tensor, mean: BatchMeans) -> Tensor:
+def global_gradient(settings: Settings, rho: float, tau: Tensor, mean: BatchMeans) -> Tensor:
     """The gradient of the loss with respect to one τ for all samples."""
     if not settings.algorithm.tau_power:
         # eq. (fastclipv0:gradtau); the released code halves the feature gradients but not this one
         scale = 1.0 if settings.estimator == "released" else settings.scale
         return -scale * mean.q / tau
     if settings.estimator == "released":
-        return settings.scale * (mean.log_u - 2 * mean.q) + settings.rho
-    return mean.log_outer - mean.q + 2 * settings.rho  # eq. (fastclipv3:gradtau)
+        return settings.scale * (mean.log_u - 2 * mean.q) + rho
+    return mean.log_outer - mean.q + 2 * rho  # eq. (fastclipv3:gradtau)
 
 
-def individual_gradient(settings: Settings, log_outer: Tensor, q: Tensor) -> Tensor:
+def individual_gradient(rho: float, log_outer: Tensor, q: Tensor) -> Tensor:
     """n times each sample's gradient, eq. (isogclr:gradtau): n only rescales the learning rate."""
-    return log_outer + settings.rho - q
+    return log_outer + rho - q
 
 
 def individual_step(settings: Settings, old: Columns, gradient: Tensor) -> Columns:

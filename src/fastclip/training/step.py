@@ -21,7 +21,8 @@ from fastclip.data.order import seed_of
 from fastclip.distributed.world import World
 from fastclip.model import TwoTowers
 from fastclip.objective.algorithms import Settings
-from fastclip.objective.loss import GlobalContrastiveLoss, LossOutput, LossStep
+from fastclip.objective.loss import GlobalContrastiveLoss
+from fastclip.objective.loss_step import LossOutput, LossStep
 from fastclip.optim import SLOW_TAU, Stepper, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 
 MAX_LOG_SCALE = log(100)  # open_clip's limit for logit_scale
@@ -169,7 +170,7 @@ class TrainStep:
     def rates(self, tau: float) -> dict[str, float]:
         """The learning rates and γ of the last step, for a record; `tau` is the temperature it used."""
         rates = {"lr": self.stepper.optimizer.param_groups[0]["lr"]}
-        if self.loss.gamma is not None and self.loss.settings.gamma_schedule != "adaptive":
+        if self.loss.gamma is not None and not self.loss.settings.adaptive:
             rates["gamma"] = self.loss.gamma
         row, tau_lr = self.loss.algorithm, self.loss.settings.tau_lr
         if row.temperature != "constant" and not row.peer:

@@ -343,7 +343,7 @@ class Trainer:
             total_steps=self.total,
             steps_per_epoch=self.num_samples / config.batch.size,
             global_batch=config.batch.size,
-            rho=settings.rho if settings.algorithm.rho is not None else None,
+            rho=settings.rho if settings.algorithm.robust else None,
             ranks=self.world.size,
             start_step=self.step,
         )

@@ -103,6 +103,8 @@ def test_the_effort_to_match_the_baseline_is_counted_in_evaluations(study):
         3,
     )
     assert (row["samples"], row["seconds"]) == (1.0, 1.0)
+    assert row["samples_by_seed"] == dict.fromkeys("012", 1.0)
+    assert row["samples_interval"] == (1.0, 1.0)
 
 
 def test_there_is_an_effort_only_if_every_seed_reached_the_score(study):

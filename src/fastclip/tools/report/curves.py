@@ -164,8 +164,8 @@ def _radius(run: Run, axis: Axis) -> Curve:
     levels = []
     if run.config is not None:
         settings = run.config.loss
-        if settings.algorithm.rho is not None:
-            levels.append(Level("ρ", settings.rho))
+        if settings.algorithm.robust:
+            levels.append(Level("ρ", settings.rho_for(run.config.batch.size)))
         levels.append(Level("log(B−1)", log(run.config.batch.size - 1), dotted=True))
     goal = (
         "This algorithm lowers τ while the radius is below ρ and raises it above, so it settles at ρ."

@@ -108,10 +108,18 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -
     seeds = sorted(arm.keys() & baseline.keys())
     if not seeds:
         return None
-    mean, sd, n = summarise(arm[seed] - baseline[seed] for seed in seeds).values()
-    half = None if sd is None else float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / sqrt(n)
-    low, high = (None, None) if half is None else (mean - half, mean + half)
-    return {"mean": mean, "low": low, "high": high, "n": n}
+    differences = {seed: arm[seed] - baseline[seed] for seed in seeds}
+    low, high = interval_of(differences)
+    return {"mean": summarise(differences.values())["mean"], "low": low, "high": high, "n": len(seeds)}
+
+
+def interval_of(values: Mapping[Any, float]) -> tuple[float | None, float | None]:
+    """Both ends of the two-sided 95 % t-interval of the mean over seeds; None for fewer than two."""
+    if len(values) < 2:
+        return None, None
+    mean, sd, n = summarise(values.values()).values()
+    half = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / sqrt(n)
+    return mean - half, mean + half
 
 
 def _of_run(run: Run, missing: list[str]) -> Iterator[tuple]:

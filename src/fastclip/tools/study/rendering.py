@@ -159,11 +159,15 @@ def _measure(tables: dict[str, Any], measure: dict) -> Grid:
 
 def _effort(measure: str, rows: list[dict]) -> Grid:
     def times(name: str) -> list[str]:
-        return ["–" if row[name] is None else f"{row[name]:.2f} ×" for row in rows]
+        return ["–" if row[name] is None else f"{row[name]:.2f} ×{interval(row, name)}" for row in rows]
+
+    def interval(row: dict, name: str) -> str:
+        low, high = row.get(f"{name}_interval", (None, None))  # results stored by earlier versions have none
+        return "" if low is None else f" [{low:.2f}, {high:.2f}]"
 
     note = (
         f"Samples and time to reach the baseline's final {measure}, relative to the baseline: up to the "
-        "first evaluation at or above it; means over seeds, if all of them reached it."
+        "first evaluation at or above it; means over seeds with 95 % intervals, if all of them reached it."
     )
     names = {name: [row[name] for row in rows] for name in ("arm", "baseline")}
     reached = [f"{row['reached']} of {row['seeds']}" for row in rows]

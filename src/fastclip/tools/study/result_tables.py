@@ -28,7 +28,7 @@ from fastclip.run.folder import Run
 from fastclip.terminal import console, progress
 from fastclip.tools.study.arms import find_baselines, shown_options
 from fastclip.tools.study.learning_curves import effort_to_match, main_measures, points
-from fastclip.tools.study.measures import Scores, paired_difference, read_scores, summarise
+from fastclip.tools.study.measures import Scores, interval_of, paired_difference, read_scores, summarise
 from fastclip.tools.study.rendering import for_terminal
 from fastclip.tools.study.study_state import StudyState, read_study
 from fastclip.tools.study.tune import read_trials
@@ -117,7 +117,8 @@ def _mark_best(rows: list[dict]) -> None:
 def _effort(scores: Scores, baselines: Baselines) -> dict:
     """Samples and seconds until each arm reaches its baseline's final score, relative to the baseline.
 
-    The mean over seeds; None unless every seed reached it, as a mean over those that did would be biased.
+    The mean over seeds and its interval; None unless every seed reached it, as a mean over those that did
+    would be biased.
     """
     rows, measure = [], next(iter(main_measures(scores.all_runs)), "")
     for arm, baseline in baselines.items():
@@ -125,13 +126,18 @@ def _effort(scores: Scores, baselines: Baselines) -> dict:
         seeds = sorted(own.keys() & theirs.keys()) if measure else []
         if not seeds:
             continue
-        found = [effort_to_match(points(own[seed], measure), points(theirs[seed], measure)) for seed in seeds]
-        samples = [effort[0] for effort in found if effort is not None]
-        seconds = [effort[1] for effort in found if effort is not None and effort[1] is not None]
-        means = [fmean(known) if len(known) == len(seeds) else None for known in (samples, seconds)]
+        efforts = {
+            seed: effort_to_match(points(own[seed], measure), points(theirs[seed], measure)) for seed in seeds
+        }
+        found = {str(seed): effort for seed, effort in efforts.items() if effort is not None}
+        samples = {seed: effort[0] for seed, effort in found.items()}
+        seconds = {seed: effort[1] for seed, effort in found.items() if effort[1] is not None}
+        means = [fmean(known.values()) if len(known) == len(seeds) else None for known in (samples, seconds)]
         rows.append(
             {"arm": arm, "baseline": baseline, "samples": means[0], "seconds": means[1]}
             | {"reached": len(samples), "seeds": len(seeds)}
+            | {"samples_by_seed": samples, "seconds_by_seed": seconds}
+            | {"samples_interval": interval_of(samples), "seconds_interval": interval_of(seconds)}
         )
     return {"measure": measure, "rows": rows}
 
