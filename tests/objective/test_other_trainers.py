@@ -20,19 +20,20 @@ from tests.ranks import run_ranks
 N, B, D = 37, 8, 6  # n is not divisible by 2 or 4
 SEEN = [0, 36, 9, 10, 19, 20, 30, 5]
 ALGORITHMS = ["fastclip-v2", "fastclip-v3"]
+OPTIONS = {"negatives": "distinct", "gamma": "auto", "epochs": 20}
 
 
 def features(rank, world_size):
-    """This rank's part of a batch of B pairs, and their ids."""
+    """This rank's part of a batch of B pairs, their ids, and the groups of their captions."""
     b = B // world_size
     local = slice(rank * b, (rank + 1) * b)
     image, text = (x.detach()[local] for x in pair(B, D, seed=0, dtype=torch.float32))
-    return image, text, torch.tensor(SEEN)[local]
+    return image, text, torch.tensor(SEEN)[local], torch.tensor([0, 1, 2, 2, 3, 4, 5, 0])[local]
 
 
 def trained(name, rank, world_size):
     """A loss that has seen one batch, with a τ of its own."""
-    loss = GlobalContrastiveLoss(name, N, rho=1.0)
+    loss = GlobalContrastiveLoss(name, N, **OPTIONS)
     loss(*features(rank, world_size))
     if loss.log_scale is not None:
         loss.log_scale.data.fill_(2.5)
@@ -115,12 +116,12 @@ def lightning_module(name):
 
         def setup(self, stage):  # the process group exists from here on
             if not hasattr(self, "loss"):
-                self.loss = GlobalContrastiveLoss(name, N, rho=1.0)
+                self.loss = GlobalContrastiveLoss(name, N, **OPTIONS)
 
         def training_step(self, batch, _):
-            image, text, index = batch
+            image, text, index, group = batch
             normalize = torch.nn.functional.normalize
-            return self.loss(normalize(self.tower(image), dim=-1), text, index).value
+            return self.loss(normalize(self.tower(image), dim=-1), text, index, group).value
 
         def configure_optimizers(self):
             groups = [{"params": self.tower.parameters()}, *self.loss.parameter_groups()]
@@ -185,7 +186,7 @@ def save_and_load_everywhere(rank, world_size, folder):
         with regrouped(rank, K, folder / f"store-{K}") as mine:
             for name in ALGORITHMS if mine else []:
                 for tool, load in LOADS.items():
-                    loss = GlobalContrastiveLoss(name, N, rho=1.0)
+                    loss = GlobalContrastiveLoss(name, N, **OPTIONS)
                     load(loss, folder / f"{name}-{tool}")
                     results[K, name, tool] = own_rows(loss)
                 if K < 4:
@@ -223,10 +224,11 @@ def test_a_state_saved_by_two_ranks_with_any_tool_loads_right_at_two_one_and_fou
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, "mbcl"])
 def test_safetensors_and_a_prepared_loss_work_with_one_rank(name, tmp_path):
-    loss = GlobalContrastiveLoss(name, N)
+    options = {"negatives": "distinct"} if name == "mbcl" else OPTIONS
+    loss = GlobalContrastiveLoss(name, N, **options)
     loss(*features(0, 1))
     save_model(loss, tmp_path / "loss.safetensors")
-    other = GlobalContrastiveLoss(name, N)
+    other = GlobalContrastiveLoss(name, N, **options)
     load_model(other, tmp_path / "loss.safetensors")
     assert_equal(other, loss)
 
