@@ -71,7 +71,7 @@ def _batch(towers, size: int) -> Batch:
     images = torch.randn(size, 3, towers.image_size, towers.image_size, generator=generator)
     tokens = torch.randint(1, 400, (size, towers.context_length), generator=generator)
     index = torch.randperm(SAMPLES, generator=generator)[:size]
-    return Batch(0, 0, images, tokens, index, group=index, bad=[])
+    return Batch(0, 0, images, tokens, None, index, group=index, bad=[])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fastclip.errors import PathError
 from fastclip.evaluation import metrics
 from fastclip.evaluation.task_layout import open_task
 from fastclip.objective import algorithms
-from fastclip.objective.algorithms import Algorithm
+from fastclip.objective.algorithms import RHO_SHARE, Algorithm
 from fastclip.training.build import build_step, build_towers
 from tests.data.collections import png
 from tests.evaluation.test_task_layout import labelled, write_task
@@ -54,8 +54,9 @@ def test_a_metric_is_a_function_and_a_row(tmp_path, monkeypatch):
 
 
 def test_an_algorithm_is_a_row(models, monkeypatch):  # noqa: F811
-    row = Algorithm("warm", "RGCL-g", "constant", "learnable", tau=0.2, gamma=0.5, tau_lr=1e-3, rho=1.0)
+    row = Algorithm("warm", "RGCL-g", "constant", "learnable", tau=0.2, gamma=0.5, tau_lr=1e-3)
     monkeypatch.setitem(algorithms.ALGORITHMS, "warm", row)
     settings = config(algorithm="warm", model=type(config().model)(models["vit"]))
     step = build_step(settings, build_towers(settings, ALONE), 24, ALONE)
-    assert (step.loss.settings.rho, step.loss.gamma, step.loss.mean_tau()) == (1.0, 0.5, pytest.approx(0.2))
+    assert (step.loss.settings.rho_share, step.loss.gamma) == (RHO_SHARE, 0.5)
+    assert step.loss.mean_tau() == pytest.approx(0.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import log as ln
 from pathlib import Path
@@ -14,15 +14,19 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from timm.layers import convert_sync_batchnorm  # torch's own drops the activation inside timm's BatchNormAct
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from fastclip.errors import OptionError, PathError
 from fastclip.text import nearest
+from fastclip.unpadded_text import UnpaddedText
+from fastclip.unpadded_text import find as find_unpadded
 from fastclip.weights import CONFIG_FILE, find_weights, load_weights, read_config
 
 log = logging.getLogger(__name__)
 
 Freeze = Literal["none", "image", "text"]
 BatchNorm = Literal["local", "sync", "frozen"]
+TextPadding = Literal["auto", "keep"]
 
 LOCAL_DIR = "local-dir:"
 OWN_MODELS = Path(__file__).parent / "models"
@@ -63,6 +67,7 @@ def build_model(
     gradient_checkpointing: bool = False,
     channels_last: bool = False,
     batch_norm: BatchNorm = "local",
+    text_padding: TextPadding = "auto",
     logit_bias: bool = False,
     tau: float | None = None,
     dtype: torch.dtype = torch.float32,
@@ -79,12 +84,17 @@ def build_model(
         channels_last: memory layout of images and convolutions; faster for some models on a GPU.
         batch_norm: statistics of each rank's own batch ("local"), of all ranks ("sync", on a GPU), or those
             of the pretrained weights ("frozen").
+        text_padding: leave padding out of the text tower where that is exact ("auto"), or "keep" it.
         logit_bias: add SigLIP's bias, and start at its scale.
         tau: sets logit_scale to log(1/τ).
         dtype: float32, or float64 to compare results.
         seed: determines new weights, alone.
     """
-    for option, value, choices in (("freeze", freeze, Freeze), ("batch_norm", batch_norm, BatchNorm)):
+    for option, value, choices in (
+        ("freeze", freeze, Freeze),
+        ("batch_norm", batch_norm, BatchNorm),
+        ("text_padding", text_padding, TextPadding),
+    ):
         if value not in get_args(choices):
             raise OptionError.unknown(f"model.{option}", value, get_args(choices))
     if tau is not None and not tau > 0:
@@ -105,6 +115,8 @@ def build_model(
     if gradient_checkpointing:
         _checkpoint_gradients(model, freeze)
     model.to(device, dtype)
+    if text_padding == "auto":
+        model.unpadded = find_unpadded(clip, model.context_length)
     return (model.to(memory_format=torch.channels_last) if channels_last else model).train()
 
 
@@ -126,6 +138,7 @@ class TwoTowers(nn.Module):
     ):
         super().__init__()
         self.clip = clip
+        self.unpadded: UnpaddedText | None = None  # the text tower without padding, where that is exact
         self.name, self.model_cfg, self.channels_last = name, model_cfg, channels_last
         size, shown = clip.visual.preprocess_cfg["size"], name.removeprefix(LOCAL_DIR)
         self.image_size: int = size if isinstance(size, int) else size[0]
@@ -148,15 +161,37 @@ class TwoTowers(nn.Module):
             self._always_eval += [module for module in clip.modules() if isinstance(module, _BATCH_NORMS)]
 
     def forward(
-        self, images: Tensor, tokens: Tensor, on_image_features: Callable[[Tensor], None] | None = None
+        self,
+        images: Tensor,
+        tokens: Tensor,
+        on_image_features: Callable[[Tensor], None] | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Image and text features of unit length; `on_image_features` is called before the text tower."""
+        """Image and text features of unit length; `on_image_features` is called before the text tower.
+
+        With the captions' `lengths` (`TextEnds.lengths`), their padding is not computed.
+        """
         layout = torch.channels_last if self.channels_last else torch.preserve_format
         images = images.to(self.clip.logit_scale.dtype, memory_format=layout)
         image_features = self.clip.encode_image(images, normalize=True)
         if on_image_features is not None:
             on_image_features(image_features)
-        return image_features, self.clip.encode_text(tokens, normalize=True)
+        return image_features, self._encode_tokens(tokens, lengths)
+
+    def encode_text(self, tokens: Tensor) -> Tensor:
+        """Text features of unit length, from tokens on the host."""
+        device = self.clip.logit_scale.device
+        if self.unpadded is None:
+            return self._encode_tokens(tokens.to(device, non_blocking=True), None)
+        lengths = self.unpadded.ends.lengths(tokens)
+        return self._encode_tokens(
+            self.unpadded.ends.cut(tokens, lengths).to(device, non_blocking=True), lengths
+        )
+
+    def _encode_tokens(self, tokens: Tensor, lengths: Sequence[int] | None) -> Tensor:
+        if self.unpadded is None or lengths is None:
+            return self.clip.encode_text(tokens, normalize=True)
+        return normalize(self.unpadded.encode(tokens, lengths), dim=-1)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

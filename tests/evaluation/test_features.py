@@ -28,7 +28,8 @@ def tiny_model():
     torch.manual_seed(0)
     vision = open_clip.CLIPVisionCfg(layers=1, width=32, head_width=16, patch_size=8, image_size=16)
     text = open_clip.CLIPTextCfg(context_length=8, width=32, heads=2, layers=1)
-    return SimpleNamespace(clip=open_clip.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text))
+    clip = open_clip.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text)
+    return SimpleNamespace(clip=clip, encode_text=lambda tokens: clip.encode_text(tokens, normalize=True))
 
 
 def collection(folder, captions, damaged=()):

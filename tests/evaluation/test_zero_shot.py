@@ -43,7 +43,7 @@ def tiny_model(image_size=16):
     with torch.no_grad():
         for parameter in clip.parameters():
             parameter.normal_(std=0.5)
-    return SimpleNamespace(clip=clip)
+    return SimpleNamespace(clip=clip, encode_text=lambda tokens: clip.encode_text(tokens, normalize=True))
 
 
 @pytest.fixture(scope="module")

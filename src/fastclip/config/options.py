@@ -65,6 +65,8 @@ class ModelConfig:
     """torch.compile the towers."""
     channels_last: bool = False
     """Use NHWC memory layout: faster convolutions on GPUs in low precision."""
+    text_padding: Literal["auto", "keep"] = "auto"
+    """`auto`: leave the captions' padding out of the text tower where that is exact; `keep`: compute it."""
     batch_norm: Literal["local", "sync", "frozen"] = "local"
     """BatchNorm statistics: per rank (`local`), over the global batch (`sync`, GPUs only), or `frozen`."""
 

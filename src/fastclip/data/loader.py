@@ -23,6 +23,7 @@ from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.manifest import Manifest, Place
 from fastclip.data.order import Order, seed_of
 from fastclip.data.readers import UNUSABLE
+from fastclip.data.tokenize import TextEnds
 from fastclip.errors import InputError, OptionError
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Batch:
     epoch: int
     images: Tensor  # as the decoder returns them; `PairLoader.finish` brings them to the device
     tokens: Tensor
+    lengths: list[int] | None  # of the captions, if their padding is left out: the tokens are cut then
     index: Tensor  # the ids of the pairs actually used: of a replaced pair, its replacement's
     group: Tensor  # equal numbers for equal captions
     bad: list[BadSample]
@@ -87,6 +89,7 @@ class PairLoader:
         decoded: the cache of decoded images, if there is one (`DecodedCache.open`).
         max_bad: fraction of the collection that may be unusable before the loader stops.
         timeout: seconds to wait for a batch before raising StalledLoaderWorker; 0 waits forever.
+        ends: where captions end, if the text tower needs no padding.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class PairLoader:
         decoded: DecodedCache | None = None,
         max_bad: float = 0.01,
         timeout: float = 0,
+        ends: TextEnds | None = None,
     ):
         if order.n != len(manifest):
             raise InputError("order", f"is for {order.n:,} samples, but the manifest has {len(manifest):,}.")
@@ -111,7 +115,8 @@ class PairLoader:
             raise OptionError("data.max_bad", max_bad, "must be in [0, 1)", example=0.01)
         self.decoder, self.bad = decoder, BadSampleLog(manifest, max_bad)
         self._start_step, self._timeout = start_step, timeout
-        self._pairs = _StepDataset(manifest, order, decoder, tokenizer, rank, world_size, decoded, workers)
+        reading = manifest, order, decoder, tokenizer, ends
+        self._pairs = _StepDataset(*reading, rank, world_size, decoded, workers)
         self._loader = DataLoader(
             self._pairs,
             sampler=range(start_step, stop_step),
@@ -229,12 +234,14 @@ class _StepDataset(Dataset):
         order: Order,
         decoder: Decoder,
         tokenizer: Tokenizer,
+        ends: TextEnds | None,
         rank: int,
         world_size: int,
         decoded: DecodedCache | None,
         workers: int,
     ):
-        self.manifest, self.order, self.decoder, self.tokenizer = manifest, order, decoder, tokenizer
+        self.manifest, self.order, self.decoder = manifest, order, decoder
+        self.tokenizer, self.ends = tokenizer, ends
         self.rank, self.world_size, self.decoded = rank, world_size, decoded
         self._reading = torch.full((max(1, workers),), -1).share_memory_()  # the sample of each loader worker
 
@@ -248,10 +255,13 @@ class _StepDataset(Dataset):
             images.append(image)
             captions.append(caption)
             ids.append(used)
-        tokens = self.tokenizer(captions)
+        tokens, lengths = self.tokenizer(captions), None
+        if self.ends is not None:
+            lengths = self.ends.lengths(tokens)
+            tokens = self.ends.cut(tokens, lengths)
         stacked = default_collate(images)  # in a loader worker, directly into shared memory
         index, group = torch.tensor(ids), torch.tensor([caption_group(caption) for caption in captions])
-        return Batch(step, self.order.epoch_of(step), stacked, tokens, index, group, bad)
+        return Batch(step, self.order.epoch_of(step), stacked, tokens, lengths, index, group, bad)
 
     def progress(self, batch: int) -> str:
         """The state of this run's n-th batch, for messages: "waits for sample 17 of a.tar"."""

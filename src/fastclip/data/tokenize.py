@@ -1,15 +1,45 @@
-"""Captions to tokens: open_clip's tokenizer, with a cache of words that speeds up plain captions."""
+"""Captions to tokens: open_clip's tokenizer with a cache of words, which speeds it up; and where they end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
+_MULTIPLE = 8  # of tokens that captions are cut to
 MAX_WORDS = 1 << 18  # cached words: at most about 60 MB in each loader worker
+
+
+class TextEnds(NamedTuple):
+    """Where captions end, for a text tower that does not need their padding.
+
+    Shapes: b captions, T tokens.
+    """
+
+    rule: Literal["highest", "first", "padding"]
+    """At the highest token, at the first `token`, or before padding with `token`."""
+    token: int
+    longest: int
+    """Tokens that the tower takes at most."""
+
+    def lengths(self, tokens_bT: Tensor) -> list[int]:
+        """Tokens of each caption, including its end; the tokens must be on the host."""
+        if self.rule == "padding":
+            place_T = torch.arange(1, tokens_bT.shape[1] + 1)
+            return ((tokens_bT != self.token) * place_T).amax(dim=1).clamp(min=1).tolist()
+        ends_bT = tokens_bT if self.rule == "highest" else torch.eq(tokens_bT, self.token).int()
+        return (ends_bT.argmax(dim=1) + 1).tolist()
+
+    def rounded(self, length: int) -> int:
+        """A length rounded up: few shapes, and ones that GPUs are fast with."""
+        return min(-(-length // _MULTIPLE) * _MULTIPLE, self.longest)
+
+    def cut(self, tokens_bT: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The tokens without what no caption of the batch needs."""
+        return tokens_bT[:, : self.rounded(max(lengths))].contiguous()
 
 
 class Tokenizer:

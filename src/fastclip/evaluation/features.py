@@ -87,7 +87,7 @@ class Encoder:
     ):
         if batch_size < 1:
             raise OptionError("batch_size", batch_size, "must be at least 1", example=256)
-        self.clip, self.world = model.clip, world
+        self.model, self.clip, self.world = model, model.clip, world
         self.transform = transform or model.eval_transform()
         self.tokenizer = tokenizer or model.tokenizer()
         self.device, self.autocast = world.device, autocast
@@ -135,7 +135,7 @@ class Encoder:
                 start = number * self.batch_size
                 tokens = self.tokenizer(list(texts[start : start + self.batch_size]))
                 _check_tokens(tokens, self.clip)
-                parts.append(self.clip.encode_text(tokens.to(self.device, non_blocking=True), normalize=True))
+                parts.append(self.model.encode_text(tokens))
         return self._joined(parts, len(texts))
 
     def captions(self, captions: Sequence[list[str]]) -> tuple[Tensor, Tensor]:

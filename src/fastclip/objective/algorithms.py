@@ -23,7 +23,7 @@ Estimator = Literal["paper", "released"]
 GAMMA: dict[Schedule, float] = {"constant": 0.6, "cosine": 0.2}
 GAMMA_DECAY_EPOCHS = 18
 SCENT_GAMMA = 0.1  # the least γ of `scent`
-RHO_SHARE = 0.85  # ρ by rule, as a share of log(B−1): docs/choosing.md has the evidence
+RHO_SHARE = 0.7  # ρ by rule, as a share of log(B−1): docs/choosing.md has the evidence
 TAU_BETAS = (0.9, 0.999)  # Table default_hyperparams, Medium
 TAU_MAX = 1.0
 EPSILON = 1e-14  # all settings except xLarge, which has 1e-6
@@ -139,7 +139,7 @@ class LossOptions:
     rho: float | None = None
     """Radius ρ of the robust losses; default: by loss.rho_share."""
     rho_share: float | None = None
-    """ρ as a share of log(B−1), the largest possible radius at γ = 1; default: 0.85."""
+    """ρ as a share of log(B−1), the largest possible radius at γ = 1; default: 0.7."""
     gamma: float | Literal["auto"] | None = None
     """Rate γ of the estimators u: γ of a constant schedule, the final γ_min of a cosine one. `auto`: a γ_min
     that suits the number of epochs, reached in the last one. For scent, the least γ."""

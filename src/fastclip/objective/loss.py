@@ -74,7 +74,7 @@ class GlobalContrastiveLoss(nn.Module):
             tau_betas: Adam's betas for individual temperatures.
             tau_min: lower bound of τ.
             rho: radius ρ of the robust losses (isogclr, fastclip-v2, fastclip-v3, scent).
-            rho_share: ρ as a share of log(B−1), B the global batch of the first training step; default: 0.85.
+            rho_share: ρ as a share of log(B−1), B the global batch of the first training step; default: 0.7.
             epsilon: ε inside the logarithm; the paper uses 1e-6 for its largest data set.
             negatives: "all", or "distinct": samples of one `group` are not negatives of each other.
             estimator: "paper", or "released" for the τ gradient and loss scale of the authors' code.

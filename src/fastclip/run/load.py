@@ -75,7 +75,7 @@ class Model:
         return self.towers.clip.encode_image(stacked.to(self.device), normalize=True)
 
     def _encode_texts(self, texts: list[str]) -> Tensor:
-        return self.towers.clip.encode_text(self._tokenizer(texts).to(self.device), normalize=True)
+        return self.towers.encode_text(self._tokenizer(texts))
 
     @torch.no_grad()
     def _in_batches(self, inputs: list, encode: Callable[[list], Tensor]) -> Tensor:

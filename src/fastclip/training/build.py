@@ -38,6 +38,7 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
         gradient_checkpointing=model.gradient_checkpointing,
         channels_last=model.channels_last,
         batch_norm=model.batch_norm,
+        text_padding=model.text_padding,
         logit_bias=row.logit_bias,
         tau=config.loss.tau,
         device=world.device,

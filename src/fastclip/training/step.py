@@ -108,6 +108,22 @@ class StepResult(NamedTuple):
     """Whether the update was made; a step with a non-finite loss or gradient changes nothing."""
 
 
+class Inputs(NamedTuple):
+    """What the towers encode."""
+
+    images: Tensor
+    tokens: Tensor
+    lengths: list[int] | None
+    """Of the captions, if their padding is left out."""
+
+    def split(self, size: int) -> list[Inputs]:
+        """Micro-batches of `size` pairs."""
+        starts = range(0, len(self.images), size)
+        lengths = [None if self.lengths is None else self.lengths[i : i + size] for i in starts]
+        parts = zip(self.images.split(size), self.tokens.split(size), lengths, strict=True)
+        return [Inputs(*part) for part in parts]
+
+
 class TrainStep:
     """Updates the model, the loss and the optimizer, and saves and restores their state.
 
@@ -149,18 +165,25 @@ class TrainStep:
         images = self.finish(batch.images, self.world.device)
         tokens = batch.tokens.to(self.world.device, non_blocking=True)
         group = batch.group if self.loss.settings.negatives == "distinct" else None
-        return self.update(batch.step, images, tokens, batch.index, group)
+        return self.update(batch.step, images, tokens, batch.index, group, batch.lengths)
 
     def update(
-        self, step: int, images: Tensor, tokens: Tensor, index: Tensor, group: Tensor | None = None
+        self,
+        step: int,
+        images: Tensor,
+        tokens: Tensor,
+        index: Tensor,
+        group: Tensor | None = None,
+        lengths: list[int] | None = None,
     ) -> StepResult:
         """Encode, objective, backward, update, with the current learning rate and γ."""
         begun = self.loss.begin(index, group)
         self.stepper.optimizer.zero_grad(set_to_none=True)
+        inputs = Inputs(images, tokens, lengths)
         if self.micro is None or self.micro >= len(images):
-            out = self._whole(step, images, tokens, begun)
+            out = self._whole(step, inputs, begun)
         else:
-            out = self._in_micro_batches(step, images, tokens, begun)
+            out = self._in_micro_batches(step, inputs, self.micro, begun)
         # The value of open_clip's losses is each rank's own: ranks agree on a skip by the gradients alone.
         value = torch.zeros_like(out.value) if self.loss.algorithm.peer else out.value
         update = self.stepper.step(value.detach())
@@ -204,44 +227,45 @@ class TrainStep:
         if self.stepper.scaler is not None:
             self.stepper.scaler.load_state_dict(metadata["scaler"])
 
-    def _whole(self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | OpenClipStep) -> LossOutput:
-        with self._precision(images):
+    def _whole(self, step: int, inputs: Inputs, begun: LossStep | OpenClipStep) -> LossOutput:
+        with self._precision(inputs.images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, 0))
-            out = begun.forward(*self.model(images, tokens, begun.images))
+            features = self.model(inputs.images, inputs.tokens, begun.images, inputs.lengths)
+            out = begun.forward(*features)
         self._scaled(out.value).backward()
         return out
 
     def _in_micro_batches(
-        self, step: int, images: Tensor, tokens: Tensor, begun: LossStep | OpenClipStep
+        self, step: int, inputs: Inputs, micro: int, begun: LossStep | OpenClipStep
     ) -> LossOutput:
         """The same update as with the whole batch: all features, one step of the loss, then gradients.
 
         Micro-batches are encoded twice with the same randomness: first without a graph, for all features,
         then one at a time, to propagate the gradients of their features to the weights.
         """
-        micro_batches = list(zip(images.split(self.micro), tokens.split(self.micro), strict=True))
+        micro_batches = inputs.split(micro)
         with torch.no_grad():
-            encoded = [self._encode(step, i, *batch) for i, batch in enumerate(micro_batches)]
+            encoded = [self._encode(step, i, batch) for i, batch in enumerate(micro_batches)]
         image_bd, text_bd = (torch.cat(parts).requires_grad_() for parts in zip(*encoded, strict=True))
-        with self._precision(images):
+        with self._precision(inputs.images):
             out = begun.forward(image_bd, text_bd)
         own: list[Tensor] = [p for p in self.loss.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(self._scaled(out.value), [image_bd, text_bd, *own])
-        parts = zip(gradients[0].split(self.micro), gradients[1].split(self.micro), strict=True)
+        parts = zip(gradients[0].split(micro), gradients[1].split(micro), strict=True)
         for i, (batch, feature_gradients) in enumerate(zip(micro_batches, parts, strict=True)):
             last = i == len(micro_batches) - 1
             with nullcontext() if last else self._without_reduction():
-                tensors, grads = [*self._encode(step, i, *batch)], [*feature_gradients]
+                tensors, grads = [*self._encode(step, i, batch)], [*feature_gradients]
                 if last:  # the loss's own parameters join the pass that DDP reduces
                     tensors, grads = tensors + own, grads + list(gradients[2:])
                 _backward(tensors, grads)
         return out
 
-    def _encode(self, step: int, number: int, images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode(self, step: int, number: int, inputs: Inputs) -> tuple[Tensor, Tensor]:
         # A new context each time: autocast must not reuse copies of weights that were made without a graph.
-        with self._precision(images):
+        with self._precision(inputs.images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, number))
-            return self.model(images, tokens)
+            return self.model(inputs.images, inputs.tokens, lengths=inputs.lengths)
 
     def _precision(self, images: Tensor) -> AbstractContextManager:
         if self.autocast is None:
@@ -271,7 +295,8 @@ def compile_towers(towers: TwoTowers) -> None:
 
 
 def _towers(towers: TwoTowers) -> Iterator[nn.Module]:
-    for name in ("visual", "transformer", "text"):
-        tower = getattr(towers.clip, name, None)
-        if isinstance(tower, nn.Module):
-            yield tower
+    """The modules that forward calls; without padding, the layers inside a text tower of open_clip's."""
+    clip = towers.clip
+    yield clip.visual
+    text = getattr(clip, "text", clip)
+    yield text.transformer if text is clip or towers.unpadded is not None else text

@@ -15,7 +15,7 @@ from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
 from fastclip.data.pairs import Columns, SourceError
-from fastclip.data.tokenize import Tokenizer
+from fastclip.data.tokenize import TextEnds, Tokenizer
 from fastclip.distributed.agreement import require_same
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError, UnknownOption
@@ -34,6 +34,7 @@ class TrainingPairs:
     order: Order
     decoder: Decoder
     tokenizer: Tokenizer
+    ends: TextEnds | None
     decoded: DecodedCache | None
 
     def loader(self, config: DataConfig, world: World, start_step: int, stop_step: int) -> PairLoader:
@@ -50,6 +51,7 @@ class TrainingPairs:
             decoded=self.decoded,
             max_bad=config.max_bad,
             timeout=config.timeout,
+            ends=self.ends,
         )
 
 
@@ -106,9 +108,8 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
         with world.main_first(), progress("decoding", "images") as update:
             shown = update if world.is_main else None
             decoded = DecodedCache.open(manifest, augment.max_pixels, progress=shown)
-    return TrainingPairs(
-        manifest, order, decoder(config.data.decoder, augment), Tokenizer(towers.tokenizer()), decoded
-    )
+    tokenizer, ends = Tokenizer(towers.tokenizer()), None if towers.unpadded is None else towers.unpadded.ends
+    return TrainingPairs(manifest, order, decoder(config.data.decoder, augment), tokenizer, ends, decoded)
 
 
 def _augment(config: Resolved, towers: TwoTowers) -> Augment:
