@@ -33,6 +33,8 @@ def test_all_problems_are_counted(manifest):
     assert report.worst_files == {manifest.files[0]: 3}  # with the one that the index skipped
     assert (report.same_image, report.same_pair, report.same_caption) == (2, 1, 2)
     assert (report.truncated_captions, report.context_length) == (1, 77)
+    assert report.caption_tokens["max"] == 77
+    assert 0 < report.padding < 1
     assert (report.width["min"], report.width["max"]) == (40, 100)
     assert report.formats == {"PNG": 4, "JPEG": 1}
     assert report.images_per_second_per_core > 0
@@ -75,7 +77,8 @@ def test_truncated_captions_are_unknown_for_a_tokenizer_without_encode(manifest)
     class Opaque:
         context_length = 16
 
-    assert check(manifest, Opaque(), jobs=1).truncated_captions is None
+    report = check(manifest, Opaque(), jobs=1)
+    assert (report.truncated_captions, report.padding, report.caption_tokens) == (None, None, {})
 
 
 def test_contact_sheet_shows_usable_and_unusable_pairs(manifest, tmp_path):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,12 @@ class Report:
     extra_captions: dict[str, int]
     """All pairs with several captions, and the captions beyond the first of each."""
     caption_words: dict[str, float]
+    caption_tokens: dict[str, float]
+    """With the first and the last, after truncation; empty if the tokenizer has no `encode` to count them."""
+    padding: float | None
+    """Share of the text tower's positions that are padding; None if tokens cannot be counted."""
     truncated_captions: int | None
-    """Captions that the tokenizer truncates; None if it has no `encode` to count tokens with."""
+    """Captions that the tokenizer truncates; None if tokens cannot be counted."""
     context_length: int
     width: dict[str, float]
     height: dict[str, float]
@@ -88,6 +93,7 @@ def check(
     files = counts["file"]
     for problem in manifest.problems():
         files[problem.file] += problem.pairs
+    tokens = counts["tokens"] if hasattr(tokenizer, "encode") else Counter()
     repeated = {name: counts[name].total() - len(counts[name]) for name in ("image", "pair", "caption")}
     speed = decode_speed(manifest, augment or Augment())
     return Report(
@@ -101,6 +107,8 @@ def check(
         same_caption=repeated["caption"],
         extra_captions=manifest.extra_captions._asdict(),
         caption_words=_quantiles(counts["words"]),
+        caption_tokens=_quantiles(tokens),
+        padding=1 - fmean(tokens.elements()) / tokenizer.context_length if tokens else None,
         truncated_captions=counts["truncated"][True] if hasattr(tokenizer, "encode") else None,
         context_length=tokenizer.context_length,
         width=_quantiles(counts["width"]),
@@ -126,7 +134,9 @@ def _inspect(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict[str
                 "format": open_image(image).format or "?",
             }
             values["words"] = len(caption.split())
-            values["truncated"] = len(encode(caption)) + 2 > tokenizer.context_length  # with both end tokens
+            tokens = len(encode(caption)) + 2  # with both end tokens
+            values["truncated"] = tokens > tokenizer.context_length
+            values["tokens"] = min(tokens, tokenizer.context_length)
             values["image"], values["caption"] = _hash(image), caption_group(caption)
             inspected.append(values | {"pair": (values["image"], values["caption"])})
         except UNUSABLE as error:

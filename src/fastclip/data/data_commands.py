@@ -144,9 +144,12 @@ def _print_report(report, sheet: Path) -> None:
     if report.hours_per_epoch_per_core is not None:
         speed = f"{report.images_per_second_per_core:,.0f} images/s per core, "
         speed += f"{report.hours_per_epoch_per_core:.2g} core-hours per epoch"
+    padding = ""
+    if report.padding is not None:
+        padding = f"; {report.padding:.0%} of {report.context_length} positions are padding"
     captions = f"{report.same_caption:,}"
     if report.same_caption > _MANY_EQUAL * max(1, report.looked_at):
-        captions += ": no negatives of each other with `fastclip train --loss.negatives distinct`"
+        captions += "; consider `fastclip train --loss.negatives distinct`"
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "pairs": f"{report.pairs:,}, {report.looked_at:,} of them checked",
@@ -157,6 +160,7 @@ def _print_report(report, sheet: Path) -> None:
         "same caption as an earlier pair": captions,
         "images with several captions": f"{several['pairs']:,} ({several['captions']:,} beyond the first)",
         "caption length": spread(report.caption_words, "words"),
+        "caption tokens": spread(report.caption_tokens, "tokens") + padding,
         "captions truncated": f"{truncated} (> {report.context_length} tokens)",
         "image width": spread(report.width, "px"),
         "image height": spread(report.height, "px"),
