@@ -1,0 +1,161 @@
+"""Samples/s of a whole training run, compared with open_clip's own trainer: loader, towers, loss, update.
+
+Both train the same model on the same shards with the same batch, crops, number of steps and 2 threads, with 1
+and with 2 loader workers (fastclip on emoji: as its recipe says, decoded once); the faster counts. A speed is
+the median over the steps that the trainer itself reports; runs of the two alternate. open_clip_train needs
+webdataset 0.2.86, which is installed into a folder of its own. The emoji pairs are those of `fastclip data get
+emoji`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import open_clip
+
+from benchmarks.decode import photo, write_shards
+from benchmarks.record import save
+from benchmarks.unpadded_text import lengths_like
+from fastclip.model import OWN_MODELS
+
+SEED, WEBDATASET = 0, "webdataset==0.2.86"
+WORKERS = (1, 2)
+THEIR_MAIN = """
+import sys, open_clip
+open_clip.add_model_config(sys.argv[1])
+from open_clip_train.main import main
+main(sys.argv[2:])
+"""
+
+
+class Case:
+    """A model and the shards it is trained on."""
+
+    def __init__(self, recipe: str, model: str, shards: list[Path], pairs: int, batch: int, steps: int):
+        self.recipe, self.model, self.shards, self.pairs = recipe, model, shards, pairs
+        self.batch, self.steps = batch, steps
+        self.scale = "0.8, 1.0" if recipe == "emoji" else "0.9, 1.0"  # of the random crops
+
+    def theirs(self, workers: int, folder: Path) -> float:
+        """Samples/s of open_clip_train."""
+        first, last = self.shards[0], self.shards[-1]
+        shards = str(first.parent / f"{{{first.stem}..{last.stem}}}.tar")
+        options = {
+            "model": self.model, "train-data": shards, "dataset-type": "webdataset", "workers": workers,
+            "train-num-samples": self.batch * self.steps, "batch-size": self.batch, "epochs": 1,
+            "lr": 1e-4, "warmup": 1, "precision": "fp32", "log-every-n-steps": 1, "device": "cpu",
+            "logs": str(folder), "name": "theirs", "seed": SEED,
+        }  # fmt: skip
+        arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        arguments += ["--local-loss", "--gather-with-grad", "--aug-cfg", f"scale=({self.scale})"]
+        command = [sys.executable, "-c", THEIR_MAIN, str(OWN_MODELS), *arguments]
+        output = _run(command, {"PYTHONPATH": str(_their_webdataset())})
+        return median([float(speed) for speed in re.findall(r"([\d.]+)/s, [\d.]+/s/gpu", output)][1:])
+
+    def ours(self, workers: int, folder: Path) -> float:
+        """Samples/s of fastclip train."""
+        options = {
+            "config": self.recipe, "precision": "float32", "data.train": self.shards[0].parent,
+            "data.augment": f"{{scale: [{self.scale}]}}", "batch.size": self.batch, "optim.warmup": 1,
+            "epochs": self.batch * self.steps / self.pairs, "evaluate.every_epochs": 1000, "seed": SEED,
+            "log.every_steps": 1, "out": folder / "ours",
+        }  # fmt: skip
+        if self.recipe != "emoji":
+            options["data.workers"] = workers
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        cache = {"FASTCLIP_CACHE": str(folder / "cache")}
+        _run([sys.executable, "-m", "fastclip", "train", *arguments], cache)
+        records = (folder / "ours" / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in records if '"loss"' in line]
+        return median(record["time"]["samples_per_second"] for record in found[1:])
+
+    def measure(self, rounds: int) -> dict:
+        """The speed of each trainer with its better number of loader workers, and their ratio."""
+        speeds: dict[str, dict[int, list[float]]] = {"open_clip": {}, "fastclip": {}}
+        for _ in range(rounds):
+            for workers in WORKERS:
+                for name, run in (("open_clip", self.theirs), ("fastclip", self.ours)):
+                    with tempfile.TemporaryDirectory() as folder:
+                        speeds[name].setdefault(workers, []).append(run(workers, Path(folder)))
+        best = {
+            name: max(median(found) for found in by_workers.values()) for name, by_workers in speeds.items()
+        }
+        figures = {f"{name}_samples_per_second": round(speed, 2) for name, speed in best.items()}
+        return figures | {"ratio": round(best["fastclip"] / best["open_clip"], 3), "rounds": rounds}
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "2"} | environment
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} … ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout + done.stderr
+
+
+def _their_webdataset() -> Path:
+    """The folder of the version of webdataset that open_clip_train runs with."""
+    folder = Path(tempfile.gettempdir()) / WEBDATASET
+    if not folder.is_dir():
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(folder),
+            WEBDATASET,
+        ]
+        subprocess.run(pip, check=True)
+    return folder
+
+
+def photo_shards(folder: Path, like: str, count: int) -> list[Path]:
+    """640 × 480 JPEGs with captions of CC3M's or CC12M's lengths."""
+    import torch
+
+    rng, tokenizer = np.random.default_rng(SEED), open_clip.get_tokenizer("ViT-B-32")
+    words = [token[:-4] for token in tokenizer.encoder if token.endswith("</w>") and token[:-4].isalpha()]
+    words = [word for word in words if word.isascii() and len(tokenizer.encode(word)) == 1]
+    lengths = lengths_like(like, count, torch.Generator().manual_seed(SEED))
+    text = [" ".join(rng.choice(words, length - 2)) for length in lengths]
+    files = [photo(rng, 640, 480) for _ in range(64)]
+    folder.mkdir()
+    write_shards(folder, [files[i % len(files)] for i in range(count)], text)
+    return sorted(folder.glob("*.tar"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("data/emoji"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="one of emoji, CC3M, CC12M")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        emoji = sorted((options.data / "train").glob("*.tar"))
+        cases = {"emoji": lambda: Case("emoji", "vit-emoji", emoji, 16_694, 128, 100)}
+        for like in ("CC3M", "CC12M"):
+            cases[like] = lambda like=like: Case(
+                "cc12m-large", "ViT-B-32", photo_shards(Path(temporary) / like, like, 512), 512, 64, 6
+            )
+        figures = {}
+        for name, case in cases.items():
+            if options.only in (None, name):
+                figures[name] = case().measure(options.rounds)
+                print(name, figures[name], flush=True)
+    if options.only is None:
+        save("end_to_end", SEED, figures)
+
+
+if __name__ == "__main__":
+    main()
