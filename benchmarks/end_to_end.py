@@ -3,8 +3,7 @@
 Both train the same model on the same shards with the same batch, crops, number of steps and 2 threads, with 1
 and with 2 loader workers (fastclip on emoji: as its recipe says, decoded once); the faster counts. A speed is
 the median over the steps that the trainer itself reports; runs of the two alternate. open_clip_train needs
-webdataset 0.2.86, which is installed into a folder of its own. The emoji pairs are those of `fastclip data get
-emoji`.
+webdataset 0.2.86, which is installed into a folder of its own. `fastclip data get emoji` gets the emoji.
 """
 
 from __future__ import annotations

@@ -146,11 +146,11 @@ def test_rho_share_is_a_share_of_the_batch_and_follows_it(algorithm):
     for size in (64, 128, 2048):
         config = scenes(algorithm=algorithm, batch=BatchConfig(size=size), loss=LossOptions(rho_share=0.5))
         assert resolve(config).loss.rho == pytest.approx(0.5 * log(size - 1), rel=1e-15)
-    whole = resolve(scenes(algorithm=algorithm))  # 0.6 in the recipe
+    whole = resolve(scenes(algorithm=algorithm))  # by rule
     assert "rho" not in loss_row(whole)
-    assert loss_row(whole)["rho_share"] == 0.6
+    assert loss_row(whole)["rho_share"] == RHO_SHARE
     later = resolve_again(whole.written | {"batch": {"size": 16}})
-    assert later.loss.rho == pytest.approx(0.6 * log(15))
+    assert later.loss.rho == pytest.approx(RHO_SHARE * log(15))
 
 
 def test_rho_wins_over_the_rows_rho_share_and_rho_share_over_the_rows_rho():
@@ -235,7 +235,7 @@ def test_options_that_affect_no_number_may_change():
         ({"optim": OptimOptions(lr=2e-3)}, [("optim.lr", 1e-3, 2e-3)]),
         ({"optim": OptimOptions(clip=1.0)}, [("optim.clip", None, 1.0)]),
         ({"loss": LossOptions(tau=0.05)}, [("loss.tau", 0.1, 0.05)]),
-        ({"loss": LossOptions(rho=2.0)}, [("loss.rho", None, 2.0), ("loss.rho_share", 0.6, None)]),
+        ({"loss": LossOptions(rho=2.0)}, [("loss.rho", None, 2.0), ("loss.rho_share", RHO_SHARE, None)]),
         ({"model": ModelConfig(name="vit-emoji")}, [("model.name", "vit-scenes", "vit-emoji")]),
         ({"model": ModelConfig(name="vit-scenes", freeze="image")}, [("model.freeze", "none", "image")]),
         ({"seed": 1}, [("seed", 0, 1)]),
