@@ -69,6 +69,22 @@ def test_siglip_and_coca_keep_their_padding():
         assert unpadded_text._find_tower(clip, 77)[0] is None, name
 
 
+def test_a_hugging_face_encoder_that_returns_its_tokens_keeps_its_padding(tmp_path):
+    """As in CoCa."""
+    towers = model(tmp_path, "bert")
+    towers.clip.text.output_tokens = True
+    assert unpadded_text.find(towers.clip, towers.context_length) is None
+
+
+def test_torchs_default_device_does_not_matter(tmp_path):
+    torch.set_default_device("meta")
+    try:
+        towers = model(tmp_path, "clip").eval()
+    finally:
+        torch.set_default_device("cpu")
+    assert towers.unpadded is not None
+
+
 def test_padding_is_kept_on_request(tmp_path):
     assert model(tmp_path, "clip", text_padding="keep").unpadded is None
 

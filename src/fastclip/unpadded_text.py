@@ -130,7 +130,7 @@ class UnpaddedText:
 
 def _on(device: torch.device, numbers: list[int]) -> Tensor:
     """Numbers on the device, without waiting for it."""
-    tensor = torch.tensor(numbers)
+    tensor = torch.tensor(numbers, device="cpu")
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -152,6 +152,8 @@ def _find_tower(clip: Any, context_length: int) -> tuple[_Tower | None, str]:
     """The tower in a form that needs no padding, or why there is none."""
     text = getattr(clip, "text", None)
     if isinstance(text, HFTextEncoder):
+        if text.output_tokens:
+            return None, "the encoder returns its tokens too"
         if text.config.pad_token_id is None:
             return None, "the encoder's config names no padding token"
         return _Masked(text, TextEnds("padding", text.config.pad_token_id, context_length)), ""
@@ -191,11 +193,12 @@ def largest_error(clip: Any, unpadded: UnpaddedText) -> tuple[float, float]:
 
 def _random_captions(ends: TextEnds) -> Tensor:
     """Tokens of captions of all kinds of lengths, but none of the whole context."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     longest, padding = ends.longest, ends.token if ends.rule == "padding" else 0
     lengths = sorted({2, 3, longest // 4, longest // 2, longest - 1} & set(range(2, longest))) or [longest]
-    words = torch.tensor([token for token in range(1, 12) if token != ends.token])  # in every vocabulary
-    tokens_bT = words[torch.randint(0, len(words), (len(lengths), longest), generator=generator)]
+    words = [token for token in range(1, 12) if token != ends.token]  # in every vocabulary
+    drawn_bT = torch.randint(0, len(words), (len(lengths), longest), generator=generator, device="cpu")
+    tokens_bT = torch.tensor(words, device="cpu")[drawn_bT]
     for row, length in enumerate(lengths):
         tokens_bT[row, length:] = padding
         if ends.rule != "padding":

@@ -153,6 +153,15 @@ def test_rho_share_is_a_share_of_the_batch_and_follows_it(algorithm):
     assert later.loss.rho == pytest.approx(RHO_SHARE * log(15))
 
 
+@pytest.mark.parametrize("name", ["cc3m-medium", "cc12m-large", "laion-xlarge", "emoji"])
+def test_gamma_by_rule_has_a_length_of_its_own_in_every_recipe_and_in_config_yaml(name):
+    whole = resolve(replace(recipe(name), epochs=24, loss=LossOptions(gamma="auto")))
+    assert (whole.loss.gamma_decay_epochs, round(whole.loss.gamma, 2)) == (24, 0.42)
+    assert "gamma_decay_epochs" not in loss_row(whole)
+    longer = resolve_again(whole.written | {"epochs": 40})
+    assert (longer.loss.gamma_decay_epochs, round(longer.loss.gamma, 2)) == (40, 0.29)
+
+
 def test_rho_wins_over_the_rows_rho_share_and_rho_share_over_the_rows_rho():
     whole = resolve(scenes(loss=LossOptions(rho=3.0)))
     assert loss_row(whole)["rho"] == whole.loss.rho == 3.0

@@ -1,6 +1,6 @@
 """The table of algorithms and how options change a row."""
 
-from math import log
+from math import inf, log
 
 import pytest
 
@@ -102,6 +102,55 @@ def test_rho_follows_the_batch_by_rule(name):
         assert rho == unbound.rho_for(batch) == pytest.approx(RHO_SHARE * log(batch - 1))
     given = resolve(name, LossOptions(rho=2.0), batch=64)
     assert (given.rho, given.rho_share, given.rho_for(8)) == (2.0, None, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "gamma", "length"),
+    [
+        (1, 1.0, 1),
+        (7, 1.0, 7),
+        (10, 0.784, 10),
+        (20, 0.474, 20),
+        (24, 0.415, 24),
+        (33, 0.329, 33),
+        (8.5, 0.882, 9),
+    ],
+)
+def test_gamma_by_rule_follows_the_length_of_the_run(epochs, gamma, length):
+    """min(1, 4.177·E^−0.7265), with a cosine over all epochs."""
+    settings = resolve("fastclip-v3", LossOptions(gamma="auto"), epochs=epochs)
+    assert settings.gamma == pytest.approx(gamma, abs=1e-3)
+    assert settings.gamma_decay_epochs == length
+    assert settings.gamma_at(0) == 1
+    assert settings.gamma_at(length) == settings.gamma
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "epochs"),
+    [
+        ("fastclip-v3", {"gamma_schedule": "constant"}, 20),
+        ("sogclr", {}, 20),
+        ("scent", {}, 20),
+        ("fastclip-v3", {}, None),
+    ],
+)
+def test_gamma_by_rule_needs_a_cosine_and_the_epochs(name, options, epochs):
+    with pytest.raises(OptionError) as caught:
+        resolve(name, LossOptions(gamma="auto", **options), epochs=epochs)
+    assert (caught.value.option, caught.value.value) == ("gamma", "auto")
+    assert name != "scent" or "gamma_schedule" not in caught.value.advice
+
+
+@pytest.mark.parametrize("epochs", [0, -3, inf, NAN])
+def test_impossible_epochs_are_refused(epochs):
+    with pytest.raises(OptionError) as caught:
+        resolve("fastclip-v3", LossOptions(gamma="auto"), epochs=epochs)
+    assert caught.value.option == "epochs"
+
+
+def test_the_released_estimator_takes_a_share_that_was_given():
+    settings = resolve("fastclip-v3", LossOptions(estimator="released", rho_share=0.3), batch=64)
+    assert settings.rho == pytest.approx(0.3 * log(63))
 
 
 def test_without_a_radius_rho_is_zero():

@@ -19,13 +19,13 @@ def test_a_group_is_all_samples_with_the_same_number():
     codes = groups.code_B.tolist()
     assert codes[0] == codes[2] == codes[5] != codes[1] == codes[4] != codes[3]
     assert groups.log_negatives_B.exp().tolist() == pytest.approx([3, 4, 3, 5, 4, 3])
-    assert bool(groups.any)
+    assert bool(groups.has_negatives)
     assert float(groups.left_out) == pytest.approx((2 + 1 + 2 + 0 + 1 + 2) / 6)
 
 
 def test_one_group_has_no_negatives():
     groups = groups_of(torch.full((4,), 9), torch.float32)
-    assert not groups.any
+    assert not groups.has_negatives
     assert groups.log_negatives_B.tolist() == [0.0] * 4
 
 
@@ -61,6 +61,19 @@ def test_groups_of_one_are_all_negatives(name):
     distinct = GlobalContrastiveLoss(name, 8, negatives="distinct")(image, text, index, 7 * index)
     assert float(distinct.value.detach()) == pytest.approx(float(plain.value.detach()), rel=1e-6)
     assert float(distinct.stats["left_out"]) == 0
+    gradients = [torch.autograd.grad(out.value, (image, text)) for out in (plain, distinct)]
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_a_radius_that_so_few_negatives_cannot_have_is_reported(caplog):
+    """Nine tenths of the captions are equal: log n_i is 2.8 on average, and ρ by rule is 3.4."""
+    image, text, index = batch(128)
+    group = torch.where(index < 115, 0, index)
+    GlobalContrastiveLoss("fastclip-v3", 128, negatives="distinct")(image, text, index, group)
+    (record,) = caplog.records
+    assert record.args[0] == pytest.approx(3.39, abs=0.01)
+    assert record.args[2] == pytest.approx(2.80, abs=0.05)
 
 
 def test_mbcl_with_groups_is_cross_entropy_over_the_remaining_texts():
@@ -95,9 +108,10 @@ def test_evaluation_takes_groups_too_and_needs_none():
 )
 def test_wrong_groups_are_refused(negatives, group):
     loss = GlobalContrastiveLoss("fastclip-v3", 8, negatives=negatives)
-    with pytest.raises(InputError) as caught:
-        loss(*batch(), group)
-    assert caught.value.argument == "group"
+    for call in (lambda: loss(*batch(), group), lambda: loss.begin(torch.arange(6), group)):
+        with pytest.raises(InputError) as caught:
+            call()
+        assert caught.value.argument == "group"
 
 
 def test_unknown_negatives_are_refused():

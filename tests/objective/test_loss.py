@@ -273,6 +273,7 @@ def test_a_step_on_a_gpu_never_waits_for_the_host(name, negatives, monkeypatch):
     with FakeTensorMode():
         loss = GlobalContrastiveLoss(name, 64, device="cuda", tile_mib=4 * 100 / 2**20, negatives=negatives)
         loss._checks.first_step_done, loss._checks.local_batch = True, {True: 16}  # only the first may wait
+        loss.rho = 1.0
         for index_device in ("cuda", "cpu"):
             image = torch.randn(16, 8, device="cuda", requires_grad=True)
             text = torch.randn(16, 8, device="cuda", requires_grad=True)
@@ -447,6 +448,27 @@ def test_rho_is_bound_by_the_first_training_step():
     loss(*small)  # e.g. the last batch of an epoch
     assert loss.rho == 0.5 * log(63)
     assert f"rho={loss.rho}" in repr(loss)
+
+
+@pytest.mark.parametrize("form", ["state_dict", "sharded_state_dict"])
+def test_a_bound_rho_is_saved(form):
+    batch = (*pair(64, 5, seed=0, dtype=torch.float32), torch.arange(64))
+    loss = GlobalContrastiveLoss("fastclip-v3", 100)
+    unbound = {name: value.clone() for name, value in getattr(loss, form)().items()}
+    loss(*batch)
+    again = GlobalContrastiveLoss("fastclip-v3", 100)
+    again.load_state_dict(getattr(loss, form)())
+    assert again.rho == loss.rho == 0.7 * log(63)
+    again = GlobalContrastiveLoss("fastclip-v3", 100)
+    again.load_state_dict(unbound)
+    assert again.rho is None
+    given = GlobalContrastiveLoss("fastclip-v3", 100, rho=2.0)
+    assert "rho" not in getattr(given, form)()
+
+
+def test_epochs_are_part_of_settings():
+    with pytest.raises(TypeError, match="epochs"):
+        GlobalContrastiveLoss(resolve("fastclip-v3", batch=64), 10, epochs=3)
 
 
 def test_backward_may_run_again_if_the_graph_is_retained():

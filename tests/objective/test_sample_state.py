@@ -59,7 +59,8 @@ def test_an_ordinary_state_dict_holds_everything(name):
     loss = GlobalContrastiveLoss(name, 9)
     loss(*pair(4, 3, seed=0, dtype=torch.float32), torch.tensor([1, 8, 3, 4]))
     saved = {key: value.clone() for key, value in loss.state_dict().items()}
-    assert set(saved) == set(loss.sample_state.columns) | ({"log_scale"} if name == "fastclip-v3" else set())
+    own = {"rho", "log_scale"} if name == "fastclip-v3" else {"rho"}
+    assert set(saved) == set(loss.sample_state.columns) | own
     other = GlobalContrastiveLoss(name, 9)
     other.load_state_dict(saved)
     assert int(other.sample_state.visited) == 4

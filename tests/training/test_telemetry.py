@@ -35,7 +35,14 @@ def plan(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     return Plan(
-        run, "openclip · tiny", total_steps=200, steps_per_epoch=40.0, global_batch=32, rho=None, ranks=1
+        run,
+        "openclip · tiny",
+        total_steps=200,
+        epochs=5,
+        steps_per_epoch=40.0,
+        global_batch=32,
+        rho=None,
+        ranks=1,
     )
 
 
@@ -251,7 +258,7 @@ def test_optional_packages_are_imported_only_when_used():
 
     code = (
         "import sys, fastclip.training.telemetry as t; from pathlib import Path;"
-        "t.Telemetry(t.Plan(Path('.'), '', 10, 1.0, 8, None, 1)).close();"
+        "t.Telemetry(t.Plan(Path('.'), '', 10, 10, 1.0, 8, None, 1)).close();"
         "print([name for name in ('torch', 'wandb', 'tensorboard') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ from fastclip.text import did_you_mean
 
 
 def steps_of(epochs: float, num_samples: int, batch: int) -> int:
-    """The number of steps in a run: every pair is seen in each epoch, and the last batch may run on."""
+    """The number of steps in a run: it sees every pair; the last batch may extend into the next epoch."""
     pairs = ceil(round(epochs * num_samples, 6))  # 0.1 · 30 is 3, not 3.0000000000000004
     return max(1, -(-pairs // batch))
 
@@ -228,7 +228,7 @@ class TrainConfig:
     out: str | None = None
     """Folder of the run. Default: runs/RECIPE-ALGORITHM."""
     algorithm: str = "fastclip-v3"
-    """openclip, siglip, mbcl, sogclr, isogclr, fastclip-v0, fastclip-v1, fastclip-v2 or fastclip-v3."""
+    """fastclip-v0, fastclip-v1, fastclip-v2, fastclip-v3, scent, sogclr, isogclr, mbcl, openclip, siglip."""
     optimizer: str = "adamw"
     """adamw, lamb, lion or sgd (with momentum)."""
     epochs: float = 30

@@ -123,7 +123,7 @@ def resolve_again(written: dict) -> Resolved:
 _FREE = ("out", "resume", "timeout", "log", "checkpoint", "evaluate", "batch.micro", "algorithms",
          "optimizers", "data.train", "data.image_column", "data.caption_column", "data.keep_decoded",
          "data.workers", "data.max_bad", "data.timeout", "model.pretrained", "model.compile",
-         "model.gradient_checkpointing")  # fmt: skip
+         "model.gradient_checkpointing", "model.text_padding")  # fmt: skip
 
 
 class Difference(NamedTuple):
@@ -210,6 +210,8 @@ def _over(*rows: Options | None) -> Options:
         for name, other in (("rho", "rho_share"), ("rho_share", "rho")):  # two forms of one quantity
             if name in values:
                 merged.pop(other, None)
+        if values.get("gamma") == "auto":  # it has a length of its own
+            merged.pop("gamma_decay_epochs", None)
         merged |= values
     return type(given[-1])(**merged)
 

@@ -13,7 +13,7 @@ from fastclip.text import counted
 if TYPE_CHECKING:
     from fastclip.data.manifest import Manifest
 
-_MANY_EQUAL = 0.01  # share of pairs with an earlier pair's caption, from which on distinct negatives may pay
+_MANY_EQUAL = 0.01  # share of repeated captions above which distinct negatives may help
 
 
 def index(

@@ -28,7 +28,7 @@ class TextEnds(NamedTuple):
     def lengths(self, tokens_bT: Tensor) -> list[int]:
         """Tokens of each caption, including its end; the tokens must be on the host."""
         if self.rule == "padding":
-            place_T = torch.arange(1, tokens_bT.shape[1] + 1)
+            place_T = torch.arange(1, tokens_bT.shape[1] + 1, device=tokens_bT.device)
             return ((tokens_bT != self.token) * place_T).amax(dim=1).clamp(min=1).tolist()
         ends_bT = tokens_bT if self.rule == "highest" else torch.eq(tokens_bT, self.token).int()
         return (ends_bT.argmax(dim=1) + 1).tolist()

@@ -22,7 +22,7 @@ Estimator = Literal["paper", "released"]
 # Table tuned_gamma, Medium: γ and γ_min of a row whose schedule is changed; E is half of the epochs
 GAMMA: dict[Schedule, float] = {"constant": 0.6, "cosine": 0.2}
 GAMMA_DECAY_EPOCHS = 18
-SCENT_GAMMA = 0.1  # the least γ of `scent`
+SCENT_GAMMA = 0.1  # the minimum γ of `scent`
 RHO_SHARE = 0.7  # ρ by rule, as a share of log(B−1): docs/choosing.md has the evidence
 TAU_BETAS = (0.9, 0.999)  # Table default_hyperparams, Medium
 TAU_MAX = 1.0
@@ -38,14 +38,14 @@ class Algorithm:
     loss: Loss
     """The objective, by its name in the paper."""
     inner_schedule: InnerSchedule | None
-    """Schedule of γ, the learning rate of the estimators u; None without estimators. `adaptive` is a γ of
-    each sample, which follows its u."""
+    """Schedule of γ, the learning rate of the estimators u; None without estimators. `adaptive`: a separate γ
+    for each sample, which follows its u."""
     temperature: Temperature
     """One constant τ, one learned τ, or one learned τ per sample and side."""
     tau: float
     """The (initial) temperature."""
     gamma: float | None = None
-    """γ of a constant schedule, γ_min of a cosine one (Table tuned_gamma), the least γ of an adaptive one."""
+    """γ of a constant schedule, γ_min of a cosine one (Table tuned_gamma), the minimum of an adaptive one."""
     gamma_decay_epochs: int | None = None
     """E, the length of the cosine (Table tuned_gamma)."""
     tau_lr: float | None = None
@@ -104,8 +104,8 @@ _ROWS = (
         tau_lr=2e-4,
         slow_tau=True,
     ),
-    # Not in the paper's table. SCENT is v3 with a γ of each sample; SigLIP starts at 1/τ = 10; `mbcl` is
-    # OpenCLIP's loss in our kernel.
+    # Not in the paper's table. SCENT is v3 with a separate γ for each sample; SigLIP starts at 1/τ = 10;
+    # `mbcl` is OpenCLIP's loss in our kernel.
     Algorithm(
         "scent",
         "RGCL-g",
@@ -142,7 +142,7 @@ class LossOptions:
     """ρ as a share of log(B−1), the largest possible radius at γ = 1; default: 0.7."""
     gamma: float | Literal["auto"] | None = None
     """Rate γ of the estimators u: γ of a constant schedule, the final γ_min of a cosine one. `auto`: a γ_min
-    that suits the number of epochs, reached in the last one. For scent, the least γ."""
+    that suits the number of epochs, approached over all of them. For scent, the minimum γ."""
     gamma_schedule: Schedule | None = None
     """Schedule of γ per epoch: `constant`, or `cosine` from 1 down to loss.gamma."""
     gamma_decay_epochs: int | None = None
@@ -150,7 +150,7 @@ class LossOptions:
     epsilon: float | None = None
     """ε inside the logarithm; default: 1e-14."""
     negatives: Negatives | None = None
-    """`all` other pairs of a batch (default), or `distinct`: only those with another caption."""
+    """`all` other pairs of a batch (default), or `distinct`: only those with a different caption."""
     estimator: Estimator | None = None
     """`paper`, or `released`: the temperature gradient and loss scale of the authors' code."""
     wire_dtype: Literal["float16", "bfloat16"] | None = None
@@ -173,7 +173,7 @@ class Settings:
     algorithm: Algorithm
     gamma_schedule: InnerSchedule | None
     gamma: float
-    """γ of a constant schedule, γ_min of a cosine one, the least γ of scent; 1 without estimators."""
+    """γ of a constant schedule, γ_min of a cosine one, the minimum γ of scent; 1 without estimators."""
     gamma_decay_epochs: int
     tau: float
     tau_lr: float
@@ -217,7 +217,7 @@ class Settings:
         return self.rho_share * log(batch - 1)
 
     def gamma_at(self, epoch: int) -> float:
-        """γ in this epoch (the paper's section on the inner LR schedule); the least γ of scent."""
+        """γ in this epoch (the paper's section on the inner LR schedule); the minimum γ of scent."""
         if self.gamma_schedule != "cosine":
             return self.gamma
         return cosine(epoch, self.gamma_decay_epochs, start=1.0, end=self.gamma)
@@ -246,6 +246,8 @@ def resolve(
         rate: factor of tau_lr, as learning rates scale with the batch size.
     """
     row, given = find_algorithm(name), options or LossOptions()
+    if epochs is not None and not 0 < epochs < inf:
+        raise OptionError("epochs", epochs, "must be finite and above 0", example=20)
     schedule: InnerSchedule | None = given.gamma_schedule or row.inner_schedule
     useless = inapplicable_options(row, schedule)
     for option, value in given.given().items():
@@ -277,6 +279,9 @@ def resolve(
         tile_mib=_first(given.tile_mib, TILE_MIB),
     )
     _check(settings)
+    if settings.estimator == "released" and row.robust and given.rho is None and given.rho_share is None:
+        rule = "needs its own rho: its τ settles at another radius"
+        raise OptionError("estimator", settings.estimator, rule, advice="The paper's are 6.5 to 16.")
     return settings
 
 
@@ -307,6 +312,8 @@ def written_options(settings: Settings, options: LossOptions) -> LossOptions:
     omitted = inapplicable_options(settings.algorithm, settings.gamma_schedule).keys() | {"tile_mib"}
     if settings.rho_share is not None:
         omitted |= {"rho"}  # derived from rho_share
+    if options.gamma == "auto":
+        omitted |= {"gamma_decay_epochs"}  # derived from the epochs
     values = {name: getattr(settings, name, None) for name in OPTION_NAMES if name not in omitted}
     if "tau_lr" in values:
         values["tau_lr"] = settings.algorithm.tau_lr
@@ -326,7 +333,7 @@ def _gamma_by_rule(gamma: str, schedule: InnerSchedule | None, epochs: float | N
     if gamma != "auto":
         raise OptionError("gamma", gamma, "must be auto or a number in (0, 1]", example=GAMMA["cosine"])
     if schedule != "cosine":
-        advice = "Pass a number, or gamma_schedule=cosine."
+        advice = "Pass a number." if schedule == "adaptive" else "Pass a number, or gamma_schedule=cosine."
         raise OptionError("gamma", gamma, "is a rule for the cosine schedule", advice=advice)
     if epochs is None:
         raise OptionError("gamma", gamma, "requires the number of epochs", advice="Pass epochs too.")
@@ -378,9 +385,6 @@ def _check(s: Settings) -> None:
         names = ", ".join(name for name, other in ALGORITHMS.items() if _has_released(other))
         advice = f"Omit it, or choose an algorithm with estimators u and one τ: {names}."
         raise OptionError("estimator", s.estimator, f"is not defined for {row.name}", advice=advice)
-    if s.estimator == "released" and s.rho_share is not None:
-        rule = "needs its own rho: its τ settles at another radius"
-        raise OptionError("estimator", s.estimator, rule, advice="The paper's are 6.5 to 16.")
 
 
 def check_tile_mib(tile_mib: float) -> None:

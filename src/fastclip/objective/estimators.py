@@ -18,7 +18,7 @@ def moved(log_u: Tensor, log_g: Tensor, gamma: float) -> Tensor:
 
 
 def moved_adaptively(log_u: Tensor, log_g: Tensor, least_gamma: float) -> Tensor:
-    """The same with SCENT's γ of each sample, max(σ(A + log u), least_gamma).
+    """The same with SCENT's separate γ for each sample, max(σ(A + log u), least_gamma).
 
     Without the floor it is u·(1 + αg)/(1 + αu). The floor bounds the weights g/(ε + u) by 1/least_gamma:
     a very small u would otherwise stay small after a large g.

@@ -18,7 +18,7 @@ class Groups(NamedTuple):
     """Equal numbers for equal captions; int32, so that tiles of them are compared quickly."""
     log_negatives_B: Tensor
     """log n_i, n_i = B − |group of i|; 0 if n_i = 0."""
-    any: Tensor
+    has_negatives: Tensor
     """Whether there are negatives at all: false if all captions are equal, when n_i = 0 for every i."""
     left_out: Tensor
     """Mean number of negatives that a sample loses."""

@@ -7,7 +7,7 @@ sides. The computation itself is in `one_step.py`.
 from __future__ import annotations
 
 import logging
-from math import log
+from math import isnan, log, nan
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fastclip.objective.algorithms import (
     resolve,
 )
 from fastclip.objective.exchange import Exchange, Pending
-from fastclip.objective.groups import groups_of
+from fastclip.objective.groups import Groups, groups_of
 from fastclip.objective.input_checks import InputChecks
 from fastclip.objective.loss_step import LossOutput, LossStep
 from fastclip.objective.one_step import After, Before, one_step
@@ -63,10 +63,11 @@ class GlobalContrastiveLoss(nn.Module):
         tile_mib: memory for similarities, in MiB; if they need more, they are computed twice, in tiles.
         process_group: the ranks; None means all.
         device: where the state is; None means torch's default device. `loss.to(…)` moves it too.
-        epochs: length of the training, which gamma="auto" requires.
+        epochs: length of the training, which gamma="auto" requires; half of it is the default length of a
+            cosine of γ.
         options: hyperparameters of the algorithm; defaults are the paper's, except for ρ:
             gamma: γ of a constant schedule, the final γ_min of a cosine one; in (0, 1]. "auto": a γ_min that
-                suits `epochs`, reached in the last of them. For scent, the least γ.
+                suits `epochs`, approached over all of them. For scent, the minimum γ.
             gamma_schedule: "constant" or "cosine" (per epoch, from 1 down to gamma).
             gamma_decay_epochs: length E of the cosine; half of your epochs is a good value.
             tau: the (initial) temperature.
@@ -132,7 +133,7 @@ class GlobalContrastiveLoss(nn.Module):
         self.set_epoch(0)
         if self.algorithm.fcco and self.settings.gamma == 1 and self.exchange.rank == 0:
             logger.info("γ = 1: the estimators have no memory of earlier batches.")
-        self.rho: float | None = None  # ρ, from the first training step on, when the batch size is known
+        self.rho: float | None = None  # ρ, from the first training step on, when the batch is known; saved
         self._begun = 0  # steps; only the last one may be undone
         self._checks = InputChecks(self.settings, num_samples if self.algorithm.fcco else None, self.exchange)
 
@@ -166,7 +167,7 @@ class GlobalContrastiveLoss(nn.Module):
         step = LossStep(self, index, group, self.training)
         if self.sample_state is not None and step.training:
             checked = self._checks.index(index)
-            self._checks.group(group, step.training)
+            self._checks.group(group, step.training, len(checked))
             self._checks.batch(checked.shape[0], self.device, step.training)
             step.start_fetch(checked)
         return step
@@ -202,8 +203,14 @@ class GlobalContrastiveLoss(nn.Module):
         torch.distributed.checkpoint saves them, and loads them into those of another number of ranks; then
         pass them to `load_state_dict`. No rank holds more than its part.
         """
-        state = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        state = {name: parameter.detach() for name, parameter in self.named_parameters()} | self._saved_rho()
         return state if self.sample_state is None else state | saved_state.sharded(self.sample_state)
+
+    def _saved_rho(self) -> dict[str, Tensor]:
+        """ρ, if the first training step determines it; NaN before."""
+        if self.settings.rho is not None:
+            return {}
+        return {"rho": torch.tensor(nan if self.rho is None else self.rho, dtype=torch.float64)}
 
     def mean_tau(self) -> float:
         """The temperature as one number, the mean of individual ones; all ranks must call it."""
@@ -223,13 +230,16 @@ class GlobalContrastiveLoss(nn.Module):
         fetch: Fetch | None,
         group_B: Tensor | None,
         needs: tuple[bool, bool],
+        training: bool,
     ) -> tuple[After, Written | None]:
         """Algorithm 1 on the gathered features, with the new estimators written back."""
         B, dtype = len(features.image_Bd), features.image_bd.dtype
         log_u_B2, tau_B2 = (None, None) if fetch is None else fetch.wait()
         tau_B2 = self._one_tau(dtype).expand(B, 2) if tau_B2 is None else tau_B2.to(dtype)
-        rho = self.settings.rho_for(B) if self.rho is None else self.rho
         groups = None if group_B is None else groups_of(group_B, dtype)
+        if training and self.rho is None:
+            self._bind_rho(B, groups)
+        rho = self.settings.rho_for(B) if self.rho is None else self.rho
         before = Before(self.gamma, rho, tau_B2, log_u_B2, groups)
         tile_bytes = int(self.tile_mib * (1 << 20))
         after = one_step(self.settings, features, before, self._share, needs, tile_bytes)
@@ -281,24 +291,25 @@ class GlobalContrastiveLoss(nn.Module):
         assert self.sample_state is not None
         return self.sample_state.write(fetch, new, after.writable)
 
-    def _bind_rho(self, B: int) -> None:
-        """On the first step; with γ = 1 no batch has a radius above log(B−1), so τ would only fall."""
-        s, largest = self.settings, log(B - 1)
+    def _bind_rho(self, B: int, groups: Groups | None) -> None:
+        """On the first step. With γ = 1 no radius exceeds the log of the negatives, so τ would only fall."""
+        s, largest = self.settings, log(B - 1) if groups is None else float(groups.log_negatives_B.mean())
         self.rho = s.rho_for(B)
         # the released code's gradient of τ settles at another radius, which has no such bound
         if not self.algorithm.robust or s.estimator == "released" or self.rho <= largest:
             return
         if self.exchange.rank == 0:
             logger.warning(
-                "rho=%.4g is out of reach: while γ = 1, the radius of a batch of B=%s pairs is at most "
-                "log(B−1) = %.2f, so τ will fall to tau_min=%g. Omit rho, which is then %.2f, or use a "
-                "larger batch.",
+                "ρ = %.4g is out of reach: while γ = 1, the radius of a batch of B=%s pairs is at most the "
+                "log of the number of negatives, %.2f, so τ falls, down to tau_min=%g. Use a smaller "
+                "rho, e.g. %.2g, or a larger batch.",
                 *(self.rho, f"{B:,}", largest, s.tau_min, RHO_SHARE * largest),
             )
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         """Every rank must call it; rank 0 gets the whole state, the others no rows."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: rho for name, rho in self._saved_rho().items()})
         if self.sample_state is not None:
             columns = saved_state.whole(self.sample_state, self.state_dict_timeout)
             destination.update({prefix + name: column for name, column in columns.items()})
@@ -307,6 +318,8 @@ class GlobalContrastiveLoss(nn.Module):
         self, state_dict, prefix, metadata, strict, missing, unexpected, errors
     ) -> None:
         """Every rank must call it, with a whole state or its own part of a sharded one."""
+        if self.settings.rho is None and not isnan(rho := float(state_dict.pop(prefix + "rho", nan))):
+            self.rho = rho
         if self.sample_state is not None:
             saved = {name: state_dict.pop(prefix + name, None) for name in self.sample_state.columns}
             missing.extend(prefix + name for name, column in saved.items() if column is None)
@@ -340,8 +353,9 @@ class GlobalContrastiveLoss(nn.Module):
 
 def _settings(algorithm: str | Settings, options: dict[str, Any], epochs: float | None) -> Settings:
     if isinstance(algorithm, Settings):
-        if options:
-            raise TypeError(f"{next(iter(options))} is already part of the Settings: change it there.")
+        if options or epochs is not None:
+            name = next(iter(options), "epochs")
+            raise TypeError(f"{name} is already part of the Settings: change it there.")
         return algorithm
     for name in options:
         if name not in OPTION_NAMES:

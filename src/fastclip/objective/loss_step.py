@@ -75,17 +75,15 @@ class LossStep:
         loss, grad = self.loss, torch.is_grad_enabled()
         loss._checks.inputs(image_features, text_features, self.index, loss.device, self.training)
         loss._checks.group(self.group, self.training, len(image_features))
-        if self.training:
-            if loss.rho is None:
-                loss._bind_rho(len(image_features) * loss.exchange.world_size)
-            if loss.log_scale is not None:
-                temperature.clamp_log_scale_(loss.log_scale, loss.settings.tau_min)
+        if self.training and loss.log_scale is not None:
+            temperature.clamp_log_scale_(loss.log_scale, loss.settings.tau_min)
         if self.fetch is None and loss.sample_state is not None and self.index is not None:
             self.start_fetch(self.index)
         needs = (grad and image_features.requires_grad, grad and text_features.requires_grad)
         with torch.no_grad(), kernel.full_precision(image_features.device):
             features = loss._gather_features(self._early_images, image_features, text_features)
-            after, self._written = loss._step(features, self.fetch, self._gathered_groups(), needs)
+            groups = self._gathered_groups()
+            after, self._written = loss._step(features, self.fetch, groups, needs, self.training)
         self.fetch, self._early_images = None, None
         inputs = image_features, text_features, loss.log_scale
         gradients = after.image_grad_bd, after.text_grad_bd, after.log_scale_grad

@@ -77,8 +77,8 @@ def one_step(
     # Pass A: inner functions, then the estimators u, eq. (u:ema)
     sims = kernel.similarities(features, tile_bytes)
     inner = kernel.inner_estimates(features, sims, tau_b2, log_n_b1)
-    if groups is not None:  # without negatives, any finite numbers: they will have no weight
-        inner = kernel.Inner(inner.s_ii, *(torch.where(groups.any, x, 0.0) for x in inner[1:]))
+    if groups is not None:  # without negatives: placeholders with zero weight
+        inner = kernel.Inner(inner.s_ii, *(torch.where(groups.has_negatives, x, 0.0) for x in inner[1:]))
     log_u_b2 = inner.log_g
     if before.log_u_B2 is not None:
         log_u_b2 = _moved(settings, before.log_u_B2[local].to(log_u_b2.dtype), inner.log_g, before.gamma)
@@ -88,7 +88,7 @@ def one_step(
     q_b2 = inner.mean_a * weight_b2
     lambda_b2 = inner.s_ii[:, None] + tau_b2 * (log_n_b1 + log_outer_b2 + (1 - power) * tau_b2.log())
     if groups is not None:
-        lambda_b2 = torch.where(groups.any, lambda_b2, -kernel.EXCLUDED)  # no gradient
+        lambda_b2 = torch.where(groups.has_negatives, lambda_b2, -kernel.EXCLUDED)  # no gradient
 
     # Gathered: λ and log u of each sample (and the gradient of its τ), Σq and the largest weight
     scalars = [lambda_b2, log_u_b2]
@@ -113,9 +113,9 @@ def one_step(
     stats = _stats(value, mean, tau_B2, log_u_B2, totals_K2[:, 1].max())
     writable = shared_Bc.isfinite().all()
     if groups is not None:
-        value, log_scale_grad, stats = _only_if(groups.any, value, log_scale_grad, stats)
+        value, log_scale_grad, stats = _only_if(groups.has_negatives, value, log_scale_grad, stats)
         stats["left_out"] = groups.left_out
-        writable = writable & groups.any
+        writable = writable & groups.has_negatives
     if settings.adaptive and before.log_u_B2 is not None:
         stats["gamma"] = estimators.adaptive_log_gamma(before.log_u_B2, before.gamma).exp().mean()
     return After(value, *gradients, log_scale_grad, log_u_B2, shared_Bc[:, 4:], writable, stats)

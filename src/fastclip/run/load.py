@@ -133,7 +133,11 @@ def load_model(
     config, names = read_metadata(path)["config"], tensor_names(path)
     dtype = torch.float64 if config["precision"] == "float64" else torch.float32
     towers = build_model(
-        str(run / CONFIG_FILE), logit_bias="model.clip.logit_bias" in names, device=device, dtype=dtype
+        str(run / CONFIG_FILE),
+        text_padding=config["model"].get("text_padding", "auto"),
+        logit_bias="model.clip.logit_bias" in names,
+        device=device,
+        dtype=dtype,
     )
     tensors = {f"model.{name}": tensor for name, tensor in towers.state_dict().items()}
     for name in _TAU & names.keys():

@@ -43,15 +43,12 @@ class Plan:
     run: Path  # its folder
     title: str  # such as "fastclip-v3 · vit-emoji · emoji"
     total_steps: int
+    epochs: float
     steps_per_epoch: float
     global_batch: int
     rho: float | None  # the radius that the algorithm settles at, if it has one
     ranks: int
     start_step: int = 0  # steps done before this process started
-
-    @property
-    def epochs(self) -> float:
-        return self.total_steps / self.steps_per_epoch
 
 
 class Display:
@@ -122,10 +119,10 @@ class Display:
 
     def _move_bars(self) -> None:
         plan = self.plan
-        epochs = math.ceil(round(plan.epochs, 6))  # 3.0000000000000004 is three
+        epochs = math.ceil(plan.epochs)
         epoch = min(int(self.step / plan.steps_per_epoch), epochs - 1)
         first = epoch * plan.steps_per_epoch
-        length = min(plan.steps_per_epoch, plan.total_steps - first)
+        length = plan.total_steps - first if epoch == epochs - 1 else plan.steps_per_epoch
         for bar, name, done, total in (
             (self._epoch, f"epoch {epoch + 1}/{epochs}", self.step - first, length),
             (self._run, "run", self.step, plan.total_steps),

@@ -341,6 +341,7 @@ class Trainer:
             run=self.folder,
             title=f"{config.algorithm} · {config.model.name} · {self.num_samples:,} pairs",
             total_steps=self.total,
+            epochs=config.epochs,
             steps_per_epoch=self.num_samples / config.batch.size,
             global_batch=config.batch.size,
             rho=settings.rho if settings.algorithm.robust else None,

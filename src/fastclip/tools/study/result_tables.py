@@ -137,7 +137,10 @@ def _effort(scores: Scores, baselines: Baselines) -> dict:
             {"arm": arm, "baseline": baseline, "samples": means[0], "seconds": means[1]}
             | {"reached": len(samples), "seeds": len(seeds)}
             | {"samples_by_seed": samples, "seconds_by_seed": seconds}
-            | {"samples_interval": interval_of(samples), "seconds_interval": interval_of(seconds)}
+            | {
+                f"{name}_interval": interval_of(known) if len(known) == len(seeds) else (None, None)
+                for name, known in (("samples", samples), ("seconds", seconds))
+            }
         )
     return {"measure": measure, "rows": rows}
 
