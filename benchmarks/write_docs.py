@@ -113,6 +113,32 @@ def gamma_search() -> list[str]:
     return _table(["final γ of the cosine", *gammas, "OpenCLIP"], rows)
 
 
+# docs/choosing.md and docs/training.md
+
+
+def rho_rules() -> list[str]:
+    rules = _figures("rho_rule")["rules"]
+    rows = [
+        [name, f"{rule['constant']:g}", f"{100 * rule['mean']:.2f}", f"{100 * rule['worst']:.2f}"]
+        for name, rule in sorted(rules.items(), key=lambda item: -item[1]["mean"])
+    ]
+    return _table(["ρ by", "c", "mean, %", "worst, %"], rows)
+
+
+def rho_runs() -> list[str]:
+    """Recall in percent by ρ as a share of log(B−1)."""
+    runs = _figures("rho_rule")["runs"]
+    shares = [f"{run['share']:g}" for run in next(iter(runs.values()))]
+    rows = [[name, *_best(100 * run["recall"] for run in of)] for name, of in runs.items()]
+    return _table(["ρ / log(B−1)", *shares], rows)
+
+
+def unpadded_text() -> list[str]:
+    figures = {name: one for name, one in _figures("unpadded_text").items() if "time_ratio" in one}
+    rows = [[name, f"{one['mean_tokens']:g}", f"{one['time_ratio']:.2f}×"] for name, one in figures.items()]
+    return _table(["", "tokens per caption", "time"], rows)
+
+
 # docs/scaling.md
 
 
@@ -291,6 +317,9 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "hosts": hosts,
     "headline": headline,
     "loss-kernel": loss_kernel,
+    "unpadded-text": unpadded_text,
+    "rho-rules": rho_rules,
+    "rho-runs": rho_runs,
     "wire": wire,
     "other-figures": other_figures,
     "hostile": hostile,
