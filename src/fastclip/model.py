@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import log as ln
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fastclip.errors import OptionError, PathError
+from fastclip.patch_dropout import KeepPatches, drop_patches
 from fastclip.text import nearest
 from fastclip.unpadded_text import UnpaddedText
 from fastclip.unpadded_text import find as find_unpadded
@@ -68,6 +69,7 @@ def build_model(
     channels_last: bool = False,
     batch_norm: BatchNorm = "local",
     text_padding: TextPadding = "auto",
+    patch_dropout: float = 0.0,
     logit_bias: bool = False,
     tau: float | None = None,
     dtype: torch.dtype = torch.float32,
@@ -85,6 +87,7 @@ def build_model(
         batch_norm: statistics of each rank's own batch ("local"), of all ranks ("sync", on a GPU), or those
             of the pretrained weights ("frozen").
         text_padding: leave padding out of the text tower where that is exact ("auto"), or "keep" it.
+        patch_dropout: share of its patches that an image loses when `forward` is given those to keep.
         logit_bias: add SigLIP's bias, and start at its scale.
         tau: sets logit_scale to log(1/τ).
         dtype: float32, or float64 to compare results.
@@ -115,6 +118,8 @@ def build_model(
     if gradient_checkpointing:
         _checkpoint_gradients(model, freeze)
     model.to(device, dtype)
+    if patch_dropout:
+        model.keep_patches = drop_patches(clip, patch_dropout, name.removeprefix(LOCAL_DIR))
     if text_padding == "auto":
         model.unpadded = find_unpadded(clip, model.context_length)
     return (model.to(memory_format=torch.channels_last) if channels_last else model).train()
@@ -139,6 +144,7 @@ class TwoTowers(nn.Module):
         super().__init__()
         self.clip = clip
         self.unpadded: UnpaddedText | None = None  # the text tower without padding, where that is exact
+        self.keep_patches: KeepPatches | None = None  # inside the image tower, with patch dropout
         self.name, self.model_cfg, self.channels_last = name, model_cfg, channels_last
         size, shown = clip.visual.preprocess_cfg["size"], name.removeprefix(LOCAL_DIR)
         self.image_size: int = size if isinstance(size, int) else size[0]
@@ -166,14 +172,17 @@ class TwoTowers(nn.Module):
         tokens: Tensor,
         on_image_features: Callable[[Tensor], None] | None = None,
         lengths: Sequence[int] | None = None,
+        patches: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Image and text features of unit length; `on_image_features` is called before the text tower.
 
-        With the captions' `lengths` (`TextEnds.lengths`), their padding is not computed.
+        With the captions' `lengths` (`TextEnds.lengths`), their padding is not computed; with the `patches`
+        to keep of each image (`PatchChoice.draw`), the others are not.
         """
         layout = torch.channels_last if self.channels_last else torch.preserve_format
         images = images.to(self.clip.logit_scale.dtype, memory_format=layout)
-        image_features = self.clip.encode_image(images, normalize=True)
+        with nullcontext() if self.keep_patches is None else self.keep_patches.keeping(patches):
+            image_features = self.clip.encode_image(images, normalize=True)
         if on_image_features is not None:
             on_image_features(image_features)
         return image_features, self._encode_tokens(tokens, lengths)

@@ -14,6 +14,7 @@ from fastclip.config.options import (
     LossOptions,
     ModelConfig,
     OptimOptions,
+    PatchDropout,
     TrainConfig,
     as_dict,
     from_dict,
@@ -38,6 +39,11 @@ WRONG = [
     (OptimOptions, "optim.warmup", -1),
     (OptimOptions, "optim.min_lr", -1e-9),
     (OptimOptions, "optim.clip", 0.0),
+    (PatchDropout, "model.patch_dropout.share", 1.0),
+    (PatchDropout, "model.patch_dropout.share", -0.1),
+    (PatchDropout, "model.patch_dropout.share", nan),
+    (PatchDropout, "model.patch_dropout.until", 0.0),
+    (PatchDropout, "model.patch_dropout.until", 1.1),
     (EvaluateConfig, "evaluate.every_epochs", 0.0),
     (CheckpointConfig, "checkpoint.every_minutes", 0.0),
     (CheckpointConfig, "checkpoint.every_steps", 0),
@@ -100,11 +106,12 @@ def test_boundary_values_are_allowed():
     DataConfig(workers=0, window=1, max_bad=0.0, timeout=0)
     OptimOptions(lr=0.0, weight_decay=0.0, betas=(0.0, 0.0), momentum=0.0, warmup=0, min_lr=0.0)
     TrainConfig(epochs=0.01, seed=2**63 - 1)
+    PatchDropout(share=0.0, until=1.0)
 
 
 def test_a_written_config_reads_back_equal():
     config = TrainConfig(
-        model=ModelConfig(name="RN50"),
+        model=ModelConfig(name="RN50", patch_dropout=PatchDropout(0.5, until=0.9)),
         data=DataConfig(augment={"scale": [0.5, 1.0]}),
         optimizers={"adamw": OptimOptions(betas=(0.9, 0.98))},
         algorithms={"fastclip-v2": LossOptions(rho=0.0, tau_betas=(0.9, 0.99))},
@@ -118,6 +125,7 @@ def test_a_written_config_reads_back_equal():
         ({"batch": {"sizes": 4}}, "batch.sizes", 4),
         ({"turbo": 1}, "turbo", 1),
         ({"loss": 3}, "loss", 3),
+        ({"model": {"patch_dropout": {"from": 0.1}}}, "model.patch_dropout.from", 0.1),
         ({"algorithms": {"sogclr": {"speed": 2}}}, "algorithms.sogclr.speed", 2),
     ],
 )
@@ -148,6 +156,15 @@ def test_written_values_are_plain_and_without_unset_ones():
     assert "loss" not in written
     assert "out" not in written
     assert "pretrained" not in written["model"]
+
+
+def test_patch_dropout_in_a_frozen_image_tower_is_refused():
+    with pytest.raises(OptionError) as caught:
+        ModelConfig(freeze="image", patch_dropout=PatchDropout(0.5))
+    assert (caught.value.option, caught.value.value) == ("model.patch_dropout", 0.5)
+    assert "model.freeze=image" in caught.value.rule
+    ModelConfig(freeze="text", patch_dropout=PatchDropout(0.5))
+    ModelConfig(freeze="image", patch_dropout=PatchDropout(0.0, until=0.9))
 
 
 def test_a_best_metric_without_anything_to_evaluate_is_refused():

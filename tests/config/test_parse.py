@@ -10,7 +10,7 @@ from math import log
 import pytest
 
 from fastclip.cli import main
-from fastclip.config.options import SECTIONS, BatchConfig
+from fastclip.config.options import SECTIONS, BatchConfig, PatchDropout
 from fastclip.config.parse import _parser, find_recipe, parse, recipe_names
 from fastclip.config.resolved import resolve
 from fastclip.errors import OptionError, PathError, UnknownOption
@@ -249,6 +249,10 @@ def error_of(words):
         ("--log.tensorboard", "log.tensorboard", "", "true or false"),
         ("--data.train", "data.train", "", "a path"),
         ("--model RN50", "model", "RN50", "model.name=RN50?"),
+        ("--model.patch_dropout half", "model.patch_dropout.share", "half", "a number"),
+        ("--model.patch_dropout 1.5", "model.patch_dropout.share", 1.5, "0.5"),
+        ("--model.patch_dropout", "model.patch_dropout.share", "", "a number"),
+        ("--model.patch_dropout {share:0.5}", "model.patch_dropout", "{share:0.5}", "{share: 0.5"),
         ("--loss.rho_share=-1", "loss.rho_share", -1.0, ""),
         ("--loss.rho 3 --loss.rho_share 0.5", "loss.rho", 3.0, "rho_share"),
     ],
@@ -278,6 +282,25 @@ def test_an_unknown_option_gets_suggestions(words, option, suggestions):
     assert sorted(error.suggestions) == suggestions
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "share", "until"),
+    [
+        ("", ["--model.patch_dropout", "0.5"], 0.5, 1.0),
+        ("", ["--model.patch_dropout=0.5"], 0.5, 1.0),
+        ("", ["--model.patch_dropout", "{share: 0.5, until: 0.9}"], 0.5, 0.9),
+        ("", ["--model.patch_dropout.until", "0.9", "--model.patch_dropout.share", "0.5"], 0.5, 0.9),
+        ("model: {patch_dropout: 0.25}", [], 0.25, 1.0),
+        ("model: {patch_dropout: {share: 0.25, until: 0.9}}", [], 0.25, 0.9),
+        ("model: {patch_dropout: {share: 0.25, until: 0.9}}", ["--model.patch_dropout", "0.5"], 0.5, 0.9),
+        ("model: {patch_dropout: 0.25}", ["--model.patch_dropout", "0"], 0.0, 1.0),
+    ],
+)
+def test_patch_dropout_is_a_share_or_a_table(text, words, share, until, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text or "epochs: 3")
+    config = parse(["--config", str(tmp_path / "mine.yaml"), *words])
+    assert config.model.patch_dropout == PatchDropout(share, until)
+
+
 def test_a_value_too_many_is_named():
     assert "'b.tar'" in str(error_of(["--data.train", "a.tar", "b.tar"]))
 
@@ -292,6 +315,8 @@ def test_a_value_too_many_is_named():
         ("optimizers: {adamv: {lr: 1}}", "optimizer", "adamv"),
         ("optimizers: {adamw: {lr: -1}}", "optim.lr", -1.0),
         ("batch: {size: 1}", "batch.size", 1),
+        ("model: {patch_dropout: half}", "model.patch_dropout.share", "half"),
+        ("model: {patch_dropout: {share: 0.5, until: 0}}", "model.patch_dropout.until", 0.0),
     ],
 )
 def test_a_wrong_value_in_a_file_is_named(text, option, value, tmp_path):
@@ -306,6 +331,7 @@ def test_a_wrong_value_in_a_file_is_named(text, option, value, tmp_path):
     [
         ("epoch: 3", "epoch", "epochs"),
         ("batch: {sise: 3}", "batch.sise", "batch.size"),
+        ("model: {patch_dropout: {shar: 0.5}}", "model.patch_dropout.shar", "model.patch_dropout.share"),
         ("algorithms: {fastclip-v3: {roh: 5}}", "roh", "rho"),
     ],
 )

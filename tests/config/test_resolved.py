@@ -13,6 +13,7 @@ from fastclip.config.options import (
     LossOptions,
     ModelConfig,
     OptimOptions,
+    PatchDropout,
     TrainConfig,
     as_dict,
 )
@@ -247,6 +248,10 @@ def test_options_that_affect_no_number_may_change():
         ({"loss": LossOptions(rho=2.0)}, [("loss.rho", None, 2.0), ("loss.rho_share", RHO_SHARE, None)]),
         ({"model": ModelConfig(name="vit-emoji")}, [("model.name", "vit-scenes", "vit-emoji")]),
         ({"model": ModelConfig(name="vit-scenes", freeze="image")}, [("model.freeze", "none", "image")]),
+        (
+            {"model": ModelConfig(name="vit-scenes", patch_dropout=PatchDropout(0.5, until=0.9))},
+            [("model.patch_dropout.share", 0.0, 0.5), ("model.patch_dropout.until", 1.0, 0.9)],
+        ),
         ({"seed": 1}, [("seed", 0, 1)]),
         ({"precision": "bfloat16"}, [("precision", "float32", "bfloat16")]),
     ],

@@ -13,7 +13,8 @@ from fastclip.data.decode import Augment, decoder
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.loader import PairLoader, TooManyBadSamples
 from fastclip.data.manifest import Manifest, open_manifest
-from fastclip.data.order import Order
+from fastclip.data.order import Order, Samples
+from fastclip.data.patches import PatchChoice
 from fastclip.errors import InputError, OptionError
 from tests.damage import flip
 from tests.data.collections import pair_members, png, write_shards, write_tar
@@ -77,6 +78,40 @@ def test_resuming_at_the_next_step_gives_the_same_tensors(manifest, killed_at):
     for offset, expected in enumerate(whole[killed_at + 1 :]):
         assert torch.equal(torch.cat([part[offset].images for part in rest]), expected.images)
         assert torch.equal(torch.cat([part[offset].index for part in rest]), expected.index)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_patches_do_not_depend_on_loader_workers_ranks_and_the_first_step(manifest, workers):
+    choice = PatchChoice(16, 6)
+    for step, whole in enumerate(batches(manifest, seed=3, patches=choice)):
+        samples = Order(30, 8, 3, "full", manifest.block_ends()).global_batch(step)
+        assert torch.equal(whole.patches, choice.draw(3, samples))  # step 3 holds two epochs
+    parts = [
+        batches(manifest, seed=3, patches=choice, start_step=5, rank=rank, world_size=2, workers=workers)
+        for rank in (0, 1)
+    ]
+    assert torch.equal(torch.cat([part[0].patches for part in parts]), whole.patches)
+    assert batches(manifest)[0].patches is None
+
+
+def test_a_replaced_sample_has_the_patches_of_its_replacement(tmp_path):
+    choice, order = PatchChoice(16, 6), Order(30, 10, shuffle="none")
+    loader = PairLoader(
+        damaged(tmp_path), order, decoder("exact", AUGMENT), tokenizer, stop_step=4, workers=0, max_bad=0.5,
+        patches=choice,
+    )  # fmt: skip
+    for step, batch in enumerate(loader):
+        epochs = order.global_batch(step).epochs
+        assert torch.equal(batch.patches, choice.draw(0, Samples(batch.index.numpy(), epochs)))
+
+
+def test_every_tensor_of_a_batch_is_pinned_for_a_gpu(manifest, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    batches(manifest)[0].pin_memory()
+    assert len(pinned) == 4  # images, tokens, index, group
+    batch = batches(manifest, patches=PatchChoice(16, 6))[0].pin_memory()
+    assert batch.patches is pinned[-1]
 
 
 def test_images_match_their_captions_and_each_epoch_augments_differently(manifest):

@@ -49,6 +49,20 @@ def _check_optimizer(name: str) -> None:
 
 
 @dataclass(frozen=True)
+class PatchDropout:
+    """Patch dropout (FLIP): training on a part of each image."""
+
+    share: float = 0.0
+    """Share of its patches that each image loses, others each epoch: 0.5 halves the image tower's work."""
+    until: float = 1.0
+    """Fraction of the steps after which images are whole, as in evaluation: 0.9 for the last tenth."""
+
+    def __post_init__(self) -> None:
+        _check("model.patch_dropout.share", self.share, 0 <= self.share < 1, "in [0, 1)", 0.5)
+        _check("model.patch_dropout.until", self.until, 0 < self.until <= 1, "in (0, 1]", 0.9)
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The image and text towers."""
 
@@ -69,6 +83,13 @@ class ModelConfig:
     """`auto`: leave the captions' padding out of the text tower where that is exact; `keep`: compute it."""
     batch_norm: Literal["local", "sync", "frozen"] = "local"
     """BatchNorm statistics: per rank (`local`), over the global batch (`sync`, GPUs only), or `frozen`."""
+    patch_dropout: PatchDropout = field(default_factory=PatchDropout)
+
+    def __post_init__(self) -> None:
+        share = self.patch_dropout.share
+        if share > 0 and self.freeze == "image":
+            rule = "has no effect with model.freeze=image: a frozen tower encodes whole images"
+            raise OptionError("model.patch_dropout", share, rule, advice="Omit one of them.")
 
 
 @dataclass(frozen=True)
@@ -301,8 +322,14 @@ def _section(kind: Any, values: Any, name: str) -> Any:
     for unknown in sorted(values.keys() - known):
         option = unknown if name == "config" else f"{name}.{unknown}"
         raise OptionError(option, values[unknown], "is not an option of this version of fastclip")
-    pairs = ("betas", "tau_betas")  # JSON and YAML have lists for them
-    return kind(**{key: tuple(value) if key in pairs else value for key, value in values.items()})
+    return kind(**{key: _value(f"{name}.{key}", value) for key, value in values.items()})
+
+
+def _value(option: str, value: Any) -> Any:
+    """An option's value from JSON or YAML, which have lists for tuples and mappings for sections."""
+    if option == "model.patch_dropout":
+        return _section(PatchDropout, value, option)
+    return tuple(value) if option.endswith((".betas", ".tau_betas")) else value
 
 
 def _without_none(value: Any) -> Any:

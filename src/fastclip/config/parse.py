@@ -27,6 +27,7 @@ from fastclip.errors import OptionError, PathError, UnknownOption
 from fastclip.text import did_you_mean, nearest
 
 RECIPES = Path(__file__).parent / "recipes"
+_PATCH_DROPOUT = "model.patch_dropout"  # a section inside a section, whose first option may be given alone
 
 
 def recipe_names() -> list[str]:
@@ -53,9 +54,10 @@ def parse(words: list[str], prog: str = "fastclip train") -> TrainConfig:
     """The config of a command line; `--help` prints the options and exits."""
     parser = _parser(prog)
     words, source = _configs_first(words, _options(parser))
+    words = _with_share(words)
     try:
         parsed = parser.parse_args(words)
-        for name in SECTIONS:
+        for name in (*SECTIONS, _PATCH_DROPOUT):
             if not isinstance(parsed[name], Namespace):  # `batch: 64` in a file
                 raise _not_a_value(name, parsed[name])
         values = vars(parser.instantiate(parsed))
@@ -113,6 +115,8 @@ def _parser(prog: str) -> ArgumentParser:
     for action in parser._actions:
         if "--print_config" in action.option_strings:
             action.help = "print all settings as YAML, as a start for your own file, and exit"
+        if action.dest == _PATCH_DROPOUT:
+            action.help, action.metavar = "The share alone, or {share: 0.5, until: 0.9}.", "SHARE"
     return parser
 
 
@@ -164,7 +168,22 @@ def _config_source(path: Path) -> str:
     if not isinstance(content, dict):
         raise PathError(path, "has no settings; its lines should read like `epochs: 30`.")
     current = with_current_names(content)
+    model = current.get("model")
+    if isinstance(model, dict) and not isinstance(model.get("patch_dropout", {}), dict):
+        current["model"] = model | {"patch_dropout": {"share": model["patch_dropout"]}}
     return str(path) if current == content else yaml.safe_dump(current)
+
+
+def _with_share(words: list[str]) -> list[str]:
+    """Write `--model.patch_dropout 0.5` as `--model.patch_dropout.share 0.5`."""
+    written = []
+    for position, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        given = value if equals else "".join(words[position + 1 : position + 2])
+        if option == f"--{_PATCH_DROPOUT}" and not given.startswith("{"):
+            option += ".share"
+        written.append(option + equals + value)
+    return written
 
 
 def _readable(message: str, parser: ArgumentParser) -> ValueError:
@@ -204,6 +223,8 @@ def _unknown(name: str, options: list[str]) -> UnknownOption:
 
 
 def _not_a_value(section: str, value: object) -> OptionError:
+    if section == _PATCH_DROPOUT:
+        return OptionError(section, value, "must be a number or a table", example="{share: 0.5, until: 0.9}")
     main = fields(SECTIONS[section])[0].name
     advice = f"Did you mean {section}.{main}={value}?"
     return OptionError(section, value, "is not possible, as it is a section of options", advice=advice)

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from fastclip.data.caption_groups import caption_group
 from fastclip.data.decode import Decoder
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.manifest import Manifest, Place
-from fastclip.data.order import Order, seed_of
+from fastclip.data.order import Order, Samples, seed_of
+from fastclip.data.patches import PatchChoice
 from fastclip.data.readers import UNUSABLE
 from fastclip.data.tokenize import TextEnds
 from fastclip.errors import InputError, OptionError
@@ -70,10 +71,13 @@ class Batch:
     index: Tensor  # the ids of the pairs actually used: of a replaced pair, its replacement's
     group: Tensor  # equal numbers for equal captions
     bad: list[BadSample]
+    patches: Tensor | None = None  # those to keep of each image, with patch dropout
 
     def pin_memory(self) -> Batch:
         """Called by DataLoader before a copy to a GPU."""
-        pinned = {name: getattr(self, name).pin_memory() for name in ("images", "tokens", "index", "group")}
+        pinned: dict[str, Any] = {
+            name: value.pin_memory() for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **pinned)
 
 
@@ -90,6 +94,7 @@ class PairLoader:
         max_bad: fraction of the collection that may be unusable before the loader stops.
         timeout: seconds to wait for a batch before raising StalledLoaderWorker; 0 waits forever.
         ends: where captions end, if the text tower needs no padding.
+        patches: how many patches of each image to keep, with patch dropout.
     """
 
     def __init__(
@@ -108,6 +113,7 @@ class PairLoader:
         max_bad: float = 0.01,
         timeout: float = 0,
         ends: TextEnds | None = None,
+        patches: PatchChoice | None = None,
     ):
         if order.n != len(manifest):
             raise InputError("order", f"is for {order.n:,} samples, but the manifest has {len(manifest):,}.")
@@ -115,7 +121,7 @@ class PairLoader:
             raise OptionError("data.max_bad", max_bad, "must be in [0, 1)", example=0.01)
         self.decoder, self.bad = decoder, BadSampleLog(manifest, max_bad)
         self._start_step, self._timeout = start_step, timeout
-        reading = manifest, order, decoder, tokenizer, ends
+        reading = manifest, order, decoder, tokenizer, ends, patches
         self._pairs = _StepDataset(*reading, rank, world_size, decoded, workers)
         self._loader = DataLoader(
             self._pairs,
@@ -235,13 +241,14 @@ class _StepDataset(Dataset):
         decoder: Decoder,
         tokenizer: Tokenizer,
         ends: TextEnds | None,
+        patches: PatchChoice | None,
         rank: int,
         world_size: int,
         decoded: DecodedCache | None,
         workers: int,
     ):
         self.manifest, self.order, self.decoder = manifest, order, decoder
-        self.tokenizer, self.ends = tokenizer, ends
+        self.tokenizer, self.ends, self.patches = tokenizer, ends, patches
         self.rank, self.world_size, self.decoded = rank, world_size, decoded
         self._reading = torch.full((max(1, workers),), -1).share_memory_()  # the sample of each loader worker
 
@@ -261,7 +268,10 @@ class _StepDataset(Dataset):
             tokens = self.ends.cut(tokens, lengths)
         stacked = default_collate(images)  # in a loader worker, directly into shared memory
         index, group = torch.tensor(ids), torch.tensor([caption_group(caption) for caption in captions])
-        return Batch(step, self.order.epoch_of(step), stacked, tokens, lengths, index, group, bad)
+        patches = None
+        if self.patches is not None:
+            patches = self.patches.draw(self.order.seed, Samples(index.numpy(), samples.epochs))
+        return Batch(step, self.order.epoch_of(step), stacked, tokens, lengths, index, group, bad, patches)
 
     def progress(self, batch: int) -> str:
         """The state of this run's n-th batch, for messages: "waits for sample 17 of a.tar"."""

@@ -130,8 +130,8 @@ def permute(x: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
     while len(outside):
         high, low = np.divmod(out[outside], width)
         for i in range(0, _ROUNDS, 2):
-            high = (high + _mix(low + keys[i]) % height) % height
-            low = (low + _mix(high + keys[i + 1]) % width) % width
+            high = (high + mix(low + keys[i]) % height) % height
+            low = (low + mix(high + keys[i + 1]) % width) % width
         walked = high * width + low
         out[outside] = walked
         outside = outside[walked >= n]
@@ -143,11 +143,7 @@ def seed_of(*key: int) -> int:
     return int.from_bytes(_digest(key, 8), "little") >> 1
 
 
-def _digest(key: tuple[int, ...], size: int) -> bytes:
-    return blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=size).digest()
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """Scramble 64 bits in place (murmur3's finaliser): every bit affects about half of the others."""
     x ^= x >> np.uint64(33)
     x *= np.uint64(0xFF51AFD7ED558CCD)
@@ -155,3 +151,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x *= np.uint64(0xC4CEB9FE1A85EC53)
     x ^= x >> np.uint64(33)
     return x
+
+
+def _digest(key: tuple[int, ...], size: int) -> bytes:
+    return blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=size).digest()

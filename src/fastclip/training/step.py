@@ -115,13 +115,21 @@ class Inputs(NamedTuple):
     tokens: Tensor
     lengths: list[int] | None
     """Of the captions, if their padding is left out."""
+    patches: Tensor | None
+    """Those to keep of each image, with patch dropout."""
 
     def split(self, size: int) -> list[Inputs]:
         """Micro-batches of `size` pairs."""
-        starts = range(0, len(self.images), size)
-        lengths = [None if self.lengths is None else self.lengths[i : i + size] for i in starts]
-        parts = zip(self.images.split(size), self.tokens.split(size), lengths, strict=True)
-        return [Inputs(*part) for part in parts]
+        rows = [slice(start, start + size) for start in range(0, len(self.images), size)]
+        return [
+            Inputs(
+                self.images[some],
+                self.tokens[some],
+                None if self.lengths is None else self.lengths[some],
+                None if self.patches is None else self.patches[some],
+            )
+            for some in rows
+        ]
 
 
 class TrainStep:
@@ -133,6 +141,7 @@ class TrainStep:
         lr: maps a step to its learning rate.
         finish: moves a batch's images to the device.
         micro: pairs encoded at a time; None: the whole local batch.
+        whole_images_from: the step from which no patches are dropped.
         autocast: dtype in which the towers compute; None: that of the weights.
         seed: all randomness of the model is derived from (seed, step, rank, micro-batch).
     """
@@ -147,12 +156,13 @@ class TrainStep:
         lr: Callable[[int], float],
         finish: Callable[[Tensor, torch.device], Tensor],
         micro: int | None,
+        whole_images_from: int,
         autocast: torch.dtype | None,
         seed: int,
         world: World,
     ):
         self.towers, self.model, self.loss, self.stepper = towers, model, loss, stepper
-        self.lr, self.finish, self.world = lr, finish, world
+        self.lr, self.finish, self.world, self.whole_images_from = lr, finish, world, whole_images_from
         self.micro, self.autocast, self.seed = micro, autocast, seed
         self._names = {parameter: f"model.{name}" for name, parameter in towers.named_parameters()}
         for group in loss.parameter_groups():
@@ -165,7 +175,10 @@ class TrainStep:
         images = self.finish(batch.images, self.world.device)
         tokens = batch.tokens.to(self.world.device, non_blocking=True)
         group = batch.group if self.loss.settings.negatives == "distinct" else None
-        return self.update(batch.step, images, tokens, batch.index, group, batch.lengths)
+        patches = None
+        if batch.patches is not None and batch.step < self.whole_images_from:
+            patches = batch.patches.to(self.world.device, non_blocking=True)
+        return self.update(batch.step, images, tokens, batch.index, group, batch.lengths, patches)
 
     def update(
         self,
@@ -175,11 +188,12 @@ class TrainStep:
         index: Tensor,
         group: Tensor | None = None,
         lengths: list[int] | None = None,
+        patches: Tensor | None = None,
     ) -> StepResult:
         """Encode, objective, backward, update, with the current learning rate and γ."""
         begun = self.loss.begin(index, group)
         self.stepper.optimizer.zero_grad(set_to_none=True)
-        inputs = Inputs(images, tokens, lengths)
+        inputs = Inputs(images, tokens, lengths, patches)
         if self.micro is None or self.micro >= len(images):
             out = self._whole(step, inputs, begun)
         else:
@@ -230,7 +244,7 @@ class TrainStep:
     def _whole(self, step: int, inputs: Inputs, begun: LossStep | OpenClipStep) -> LossOutput:
         with self._precision(inputs.images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, 0))
-            features = self.model(inputs.images, inputs.tokens, begun.images, inputs.lengths)
+            features = self.model(inputs.images, inputs.tokens, begun.images, inputs.lengths, inputs.patches)
             out = begun.forward(*features)
         self._scaled(out.value).backward()
         return out
@@ -265,7 +279,7 @@ class TrainStep:
         # A new context each time: autocast must not reuse copies of weights that were made without a graph.
         with self._precision(inputs.images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, number))
-            return self.model(inputs.images, inputs.tokens, lengths=inputs.lengths)
+            return self.model(inputs.images, inputs.tokens, None, inputs.lengths, inputs.patches)
 
     def _precision(self, images: Tensor) -> AbstractContextManager:
         if self.autocast is None:

@@ -15,6 +15,7 @@ from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
 from fastclip.data.pairs import Columns, SourceError
+from fastclip.data.patches import PatchChoice
 from fastclip.data.tokenize import TextEnds, Tokenizer
 from fastclip.distributed.agreement import require_same
 from fastclip.distributed.world import World
@@ -35,6 +36,7 @@ class TrainingPairs:
     decoder: Decoder
     tokenizer: Tokenizer
     ends: TextEnds | None
+    patches: PatchChoice | None
     decoded: DecodedCache | None
 
     def loader(self, config: DataConfig, world: World, start_step: int, stop_step: int) -> PairLoader:
@@ -52,6 +54,7 @@ class TrainingPairs:
             max_bad=config.max_bad,
             timeout=config.timeout,
             ends=self.ends,
+            patches=self.patches,
         )
 
 
@@ -108,8 +111,15 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
         with world.main_first(), progress("decoding", "images") as update:
             shown = update if world.is_main else None
             decoded = DecodedCache.open(manifest, augment.max_pixels, progress=shown)
-    tokenizer, ends = Tokenizer(towers.tokenizer()), None if towers.unpadded is None else towers.unpadded.ends
-    return TrainingPairs(manifest, order, decoder(config.data.decoder, augment), tokenizer, ends, decoded)
+    return TrainingPairs(
+        manifest,
+        order,
+        decoder(config.data.decoder, augment),
+        Tokenizer(towers.tokenizer()),
+        None if towers.unpadded is None else towers.unpadded.ends,
+        None if towers.keep_patches is None else towers.keep_patches.choice,
+        decoded,
+    )
 
 
 def _augment(config: Resolved, towers: TwoTowers) -> Augment:
