@@ -157,12 +157,21 @@ def test_a_caption_ends_at_its_first_end_token():
     assert TextEnds("padding", 0, 6).lengths(tokens) == [4, 6, 1]
 
 
-def test_tokens_are_cut_to_a_multiple_of_eight_within_the_context():
-    ends = TextEnds("highest", 9, 21)
-    tokens = torch.ones(2, 21, dtype=torch.int64)
-    assert ends.cut(tokens, [3, 9]).shape == (2, 16)
-    assert ends.cut(tokens, [3, 21]).shape == (2, 21)
-    assert ends.cut(tokens, [1, 1]).shape == (2, 8)
+@pytest.mark.parametrize(
+    ("longest", "lengths", "cut"),
+    [
+        (77, [3, 9], 16),
+        (77, [3, 77], 77),
+        (77, [1, 1], 8),
+        (21, [3, 9], 10),
+        (21, [2, 21], 21),
+        (10, [3, 5], 5),
+    ],
+)
+def test_tokens_are_cut_to_one_of_few_lengths_within_the_context(longest, lengths, cut):
+    ends = TextEnds("highest", 9, longest)
+    assert ends.cut(torch.ones(2, longest, dtype=torch.int64), lengths).shape == (2, cut)
+    assert len({ends.rounded(length) for length in range(1, longest + 1)}) <= 12
 
 
 def test_a_gpu_is_never_waited_for(monkeypatch):

@@ -28,7 +28,7 @@ def build(path, padding, micro, world, precision="float64", optimizer="adamw"):
             precision=precision,
             model=ModelConfig(path, text_padding=padding),
             batch=BatchConfig(B, micro),
-            optim=OptimOptions(lr=1e-3 if optimizer == "adamw" else 0.1),
+            optim=OptimOptions(lr=1e-3 if optimizer == "adamw" else 0.02),
         )
     )
     return build_step(config, build_towers(config, world), N, world)

@@ -9,7 +9,7 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
-_MULTIPLE = 8  # of tokens that captions are cut to
+_MULTIPLE = 8  # of tokens that captions are cut to; less in a short context
 MAX_WORDS = 1 << 18  # cached words: at most about 60 MB in each loader worker
 
 
@@ -34,8 +34,9 @@ class TextEnds(NamedTuple):
         return (ends_bT.argmax(dim=1) + 1).tolist()
 
     def rounded(self, length: int) -> int:
-        """A length rounded up: few shapes, and ones that GPUs are fast with."""
-        return min(-(-length // _MULTIPLE) * _MULTIPLE, self.longest)
+        """A length rounded up, in a context of 77 to a multiple of 8: few shapes, and quick ones on GPUs."""
+        multiple = max(1, min(_MULTIPLE, self.longest // 8))
+        return min(-(-length // multiple) * multiple, self.longest)
 
     def cut(self, tokens_bT: Tensor, lengths: Sequence[int]) -> Tensor:
         """The tokens without what no caption of the batch needs."""
