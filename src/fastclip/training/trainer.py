@@ -36,6 +36,7 @@ from fastclip.run.metrics_file import truncate_metrics
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.evaluator import Evaluator, open_evaluator
 from fastclip.training.export import export, write_model_config
+from fastclip.training.micro_batch import conditions, found_before
 from fastclip.training.model_card import model_card
 from fastclip.training.step import StepResult
 from fastclip.training.step_stats import StepStats, Stopwatch
@@ -80,10 +81,10 @@ def train(config: Resolved, world: World) -> Trainer:
     require_same(world, _settings(config))  # before any other collective: ranks that differ could hang
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
+        saved = None if newest is None else read_metadata(newest)
         towers = build_towers(config, world)
         pairs = open_training_pairs(config, towers, world)
         evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
-        saved = None if newest is None else read_metadata(newest)
         trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
         trainer.run(newest)
     return trainer
@@ -153,7 +154,9 @@ class Trainer:
         self.num_samples = len(pairs.manifest)
         self.total = config.total_steps(self.num_samples) if saved is None else total_steps(saved)
         finish = pairs.decoder.finish
-        self.train_step = build_step(config, towers, self.num_samples, world, finish, self.total)
+        self.micro_conditions = conditions(config, world)
+        found = found_before(saved, self.micro_conditions)
+        self.train_step = build_step(config, towers, self.num_samples, world, finish, self.total, found)
         self.step = 0  # steps done
         self.best: dict = {}  # score and step of the best evaluation
         self.step_stats = StepStats(world.device)
@@ -270,6 +273,7 @@ class Trainer:
             "tally": self.world.gather(self.step_stats.values.tolist()),
             "elapsed": stopwatch.elapsed(),
             "workers": self.world.size,
+            "micro": self.micro_conditions and {"size": self.train_step.micro, **self.micro_conditions},
             "versions": {"fastclip": __version__, "torch": torch.__version__, "python": python_version()},
         }
         try:
