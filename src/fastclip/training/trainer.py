@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from platform import python_version, python_version_tuple
 
@@ -38,6 +39,12 @@ from fastclip.training.evaluator import Evaluator, open_evaluator
 from fastclip.training.export import export, write_model_config
 from fastclip.training.micro_batch import conditions, found_before
 from fastclip.training.model_card import model_card
+from fastclip.training.out_of_memory import (
+    evaluation_too_large,
+    explained,
+    model_too_large,
+    step_too_large,
+)
 from fastclip.training.step import StepResult
 from fastclip.training.step_stats import StepStats, Stopwatch
 from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
@@ -82,10 +89,11 @@ def train(config: Resolved, world: World) -> Trainer:
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
         saved = None if newest is None else read_metadata(newest)
-        towers = build_towers(config, world)
-        pairs = open_training_pairs(config, towers, world)
-        evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
-        trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
+        with explained(partial(model_too_large, config, world)):
+            towers = build_towers(config, world)
+            pairs = open_training_pairs(config, towers, world)
+            evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
+            trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
         trainer.run(newest)
     return trainer
 
@@ -194,7 +202,8 @@ class Trainer:
                 self._evaluate(stopwatch)  # the untrained model as a baseline; errors surface immediately
             for batch in stopwatch.waiting(loader):
                 self.lock.check()
-                result = self.train_step(batch)
+                with explained(partial(step_too_large, config, self.train_step, self.world)):
+                    result = self.train_step(batch)
                 self.step_stats.add(result.stats["loss"], result.finite)
                 self.step = batch.step + 1
                 self.telemetry.tick(self.step)
@@ -247,7 +256,7 @@ class Trainer:
         if self.evaluator is None:
             return False
         self._agree_on_buffers()
-        with stopwatch.paused():
+        with stopwatch.paused(), explained(partial(evaluation_too_large, self.config, self.world)):
             scores = self.evaluator.measure()
         score = scores[self.evaluator.best]
         best = self.step > 0 and (not self.best or score > self.best["score"])
