@@ -242,6 +242,9 @@ def error_of(words):
         ("--epochs ten", "epochs", "ten", "a number"),
         ("--batch.size 64.5", "batch.size", "64.5", "a whole number"),
         ("--batch.size 1", "batch.size", 1, "1024"),
+        ("--batch.micro often", "batch.micro", "often", "a whole number or auto"),
+        ("--batch.micro 0", "batch.micro", 0, "auto"),
+        ("--loss.gamma much", "loss.gamma", "much", "a number or auto"),
         ("--optim.betas 0.9", "optim.betas", "0.9", "[0.9, 0.98]"),
         ("--precision fp16", "precision", "fp16", "float16?"),
         ("--loss.gamma_schedule cosin", "loss.gamma_schedule", "cosin", "cosine?"),
@@ -317,6 +320,7 @@ def test_a_value_too_many_is_named():
         ("batch: {size: 1}", "batch.size", 1),
         ("model: {patch_dropout: half}", "model.patch_dropout.share", "half"),
         ("model: {patch_dropout: {share: 0.5, until: 0}}", "model.patch_dropout.until", 0.0),
+        ("batch: {micro: often}", "batch.micro", "often"),
     ],
 )
 def test_a_wrong_value_in_a_file_is_named(text, option, value, tmp_path):

@@ -86,17 +86,18 @@ class Lab:
 class Run:
     """`fastclip train` with these options, as `ranks` processes.
 
-    No file can grow beyond `largest_file` bytes, as on a disk that is nearly full.
+    No file can grow beyond `largest_file` bytes, as on a disk that is nearly full. `prepare` is called
+    with the rank in its process; it must be at the top level of a module.
     """
 
-    def __init__(self, options, ranks=1, environment=None, largest_file=None):
+    def __init__(self, options, ranks=1, environment=None, largest_file=None, prepare=None):
         self.options, self.ranks = options, ranks
         port = _free_port() if ranks > 1 else 0
         self.folder = Path(options[options.index("--out") + 1])
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder.with_name(self.folder.name + ".log")
         self._step_before, self._started = self.last_step(), time.time()
-        common = (str(self.log), environment or {}, largest_file)
+        common = (str(self.log), environment or {}, largest_file, prepare)
         self.processes = [
             CONTEXT.Process(target=_main, args=(options, rank, ranks, port, *common)) for rank in range(ranks)
         ]
@@ -207,13 +208,15 @@ def _metadata(folder):
     return {name: value for name, value in metadata.items() if name not in ("config", "elapsed")}
 
 
-def _main(options, rank, ranks, port, log, environment, largest_file):
+def _main(options, rank, ranks, port, log, environment, largest_file, prepare):
     from fastclip.cli import main
 
     os.setpgrp()  # signals of the test's terminal are not for it
     multiprocessing.set_start_method("fork", force=True)  # or loader workers would import torch again
     torch.set_num_threads(1)
     os.environ.update(environment)
+    if prepare is not None:
+        prepare(rank)
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     if ranks > 1:

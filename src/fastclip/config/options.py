@@ -136,8 +136,9 @@ class BatchConfig:
 
     size: int = 1024
     """Global batch size: pairs per step over all ranks, whatever their number."""
-    micro: int | None = None
-    """Pairs that a rank encodes at a time: less memory, about a third more time, exactly the same update."""
+    micro: int | Literal["auto"] | None = None
+    """Pairs that a rank encodes at a time: less memory, about a third more time, exactly the same update.
+    `auto`: as many as fit on the device, found by trial steps before training. By default all of them."""
     reference: int | None = None
     """Batch size that optim.lr and loss.tau_lr are meant for: at another size both scale in proportion, as in
     the paper. By default nothing is scaled."""
@@ -145,7 +146,8 @@ class BatchConfig:
     def __post_init__(self) -> None:
         micro, reference = self.micro, self.reference
         _check("batch.size", self.size, self.size >= 2, "at least 2", 1024)
-        _check("batch.micro", micro, micro is None or micro >= 1, "at least 1", 64)
+        counts = isinstance(micro, int) and micro >= 1
+        _check("batch.micro", micro, micro in (None, "auto") or counts, "at least 1, or auto", 64)
         _check("batch.reference", reference, reference is None or reference >= 1, "at least 1", self.size)
 
 

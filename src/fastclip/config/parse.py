@@ -247,12 +247,13 @@ def _choices(kind: Any) -> list[str]:
 
 def _kind(kind: Any) -> str:
     """A type, described for users."""
-    if choices := _choices(kind):
-        return f"a number or {choices[0]}" if float in get_args(kind) else f"one of {', '.join(choices)}"
+    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
     inner = [arg for arg in get_args(kind) if arg is not NoneType]
+    if choices := _choices(kind):
+        number = names.get(inner[0])  # of a union such as int | Literal["auto"]
+        return f"{number} or {choices[0]}" if number else f"one of {', '.join(choices)}"
     if get_origin(kind) is tuple or (len(inner) == 1 and get_origin(inner[0]) is tuple):
         return "two numbers, e.g. [0.9, 0.98]"
     if get_origin(kind) is dict:
         return "a table, {name: value}, with a space after the colon"
-    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
     return names.get(inner[0] if len(inner) == 1 else kind, "a path or a list of paths")

@@ -46,6 +46,13 @@ class World:
         """Whether this rank logs, and writes the files that exist once."""
         return self.rank == 0
 
+    @property
+    def device_bytes(self) -> int | None:
+        """The device's memory; None on a CPU, where running out of it is not an error that can be caught."""
+        if self.device.type != "cuda":
+            return None
+        return torch.cuda.get_device_properties(self.device).total_memory
+
     def agree(self, value: Value) -> Value:
         """Return rank 0's value on every rank."""
         return value if self.size == 1 else broadcast_object(value, self.control)

@@ -21,6 +21,7 @@ from fastclip.errors import OptionError
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
+from fastclip.training.micro_batch import find_micro_batch
 from fastclip.training.step import Loss, OpenClipLoss, TrainStep, compile_towers
 
 log = logging.getLogger(__name__)
@@ -60,12 +61,14 @@ def build_step(
     world: World,
     finish: Callable[[Tensor, torch.device], Tensor] = Tensor.to,
     total: int | None = None,
+    found: int | None = None,
 ) -> TrainStep:
     """Build the loss, the optimizer and the training step for these towers.
 
     Args:
         finish: moves the loader's images to the device, e.g. `Decoder.finish`.
         total: number of steps; None: those of a new run.
+        found: the size that `batch.micro: auto` found earlier; None: find it.
     """
     _set_float32_precision(config.precision, world.device)
     loss = _build_loss(config, towers, num_samples, world)
@@ -81,19 +84,24 @@ def build_step(
     scaler = torch.amp.GradScaler(world.device.type) if config.precision == "float16" else None
     slow_tau = loss.log_scale if config.loss.algorithm.slow_tau else None
     warmup = warmup_steps(optim.warmup, total)
-    return TrainStep(
+    micro = config.batch.micro
+    train_step = TrainStep(
         towers,
-        _wrapped(towers, world),
+        towers,
         loss,
         Stepper(optimizer, slow_tau=slow_tau, clip=optim.clip, scaler=scaler),
         lr=partial(learning_rate, peak=optim.lr, warmup=warmup, total=total, min_lr=optim.min_lr),
         finish=finish,
-        micro=config.batch.micro,
+        micro=found if micro == "auto" else micro,
         whole_images_from=round(config.model.patch_dropout.until * total),
         autocast=AUTOCAST.get(config.precision),
         seed=config.seed,
         world=world,
     )
+    if micro == "auto" and found is None:
+        train_step.micro = find_micro_batch(train_step, config, world)
+    train_step.model = _wrapped(towers, world)  # last: its buckets take the memory of the trial's gradients
+    return train_step
 
 
 def warmup_steps(given: int | None, steps: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import log
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from open_clip.loss import ClipLoss, SigLipLoss
@@ -22,7 +22,7 @@ from fastclip.distributed.world import World
 from fastclip.model import TwoTowers
 from fastclip.objective.algorithms import Settings
 from fastclip.objective.loss import GlobalContrastiveLoss
-from fastclip.objective.loss_step import LossOutput, LossStep
+from fastclip.objective.loss_step import LossOutput
 from fastclip.optim import SLOW_TAU, Stepper, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 
 MAX_LOG_SCALE = log(100)  # open_clip's limit for logit_scale
@@ -98,6 +98,14 @@ class OpenClipStep(NamedTuple):
 
 
 Loss = GlobalContrastiveLoss | OpenClipLoss
+
+
+class BegunStep(Protocol):
+    """A step of a loss that has begun, and takes the features."""
+
+    def images(self, image_features: Tensor) -> None: ...
+
+    def forward(self, image_features: Tensor, text_features: Tensor) -> LossOutput: ...
 
 
 class StepResult(NamedTuple):
@@ -193,16 +201,18 @@ class TrainStep:
         """Encode, objective, backward, update, with the current learning rate and γ."""
         begun = self.loss.begin(index, group)
         self.stepper.optimizer.zero_grad(set_to_none=True)
-        inputs = Inputs(images, tokens, lengths, patches)
-        if self.micro is None or self.micro >= len(images):
-            out = self._whole(step, inputs, begun)
-        else:
-            out = self._in_micro_batches(step, inputs, self.micro, begun)
+        out = self.backward(step, Inputs(images, tokens, lengths, patches), begun)
         # The value of open_clip's losses is each rank's own: ranks agree on a skip by the gradients alone.
         value = torch.zeros_like(out.value) if self.loss.algorithm.peer else out.value
         update = self.stepper.step(value.detach())
         out.undo(~update.finite)
         return StepResult({**out.stats, "grad_norm": update.grad_norm}, update.finite)
+
+    def backward(self, step: int, inputs: Inputs, begun: BegunStep) -> LossOutput:
+        """Encode, objective, backward: the gradients of all weights, and no update of them."""
+        if self.micro is None or self.micro >= len(inputs.images):
+            return self._whole(step, inputs, begun)
+        return self._in_micro_batches(step, inputs, self.micro, begun)
 
     def rates(self, tau: float) -> dict[str, float]:
         """The learning rates and γ of the last step, for a record; `tau` is the temperature it used."""
@@ -241,7 +251,7 @@ class TrainStep:
         if self.stepper.scaler is not None:
             self.stepper.scaler.load_state_dict(metadata["scaler"])
 
-    def _whole(self, step: int, inputs: Inputs, begun: LossStep | OpenClipStep) -> LossOutput:
+    def _whole(self, step: int, inputs: Inputs, begun: BegunStep) -> LossOutput:
         with self._precision(inputs.images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, 0))
             features = self.model(inputs.images, inputs.tokens, begun.images, inputs.lengths, inputs.patches)
@@ -249,9 +259,7 @@ class TrainStep:
         self._scaled(out.value).backward()
         return out
 
-    def _in_micro_batches(
-        self, step: int, inputs: Inputs, micro: int, begun: LossStep | OpenClipStep
-    ) -> LossOutput:
+    def _in_micro_batches(self, step: int, inputs: Inputs, micro: int, begun: BegunStep) -> LossOutput:
         """The same update as with the whole batch: all features, one step of the loss, then gradients.
 
         Micro-batches are encoded twice with the same randomness: first without a graph, for all features,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from platform import python_version, python_version_tuple
 
@@ -36,7 +37,14 @@ from fastclip.run.metrics_file import truncate_metrics
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.evaluator import Evaluator, open_evaluator
 from fastclip.training.export import export, write_model_config
+from fastclip.training.micro_batch import conditions, found_before
 from fastclip.training.model_card import model_card
+from fastclip.training.out_of_memory import (
+    evaluation_too_large,
+    explained,
+    model_too_large,
+    step_too_large,
+)
 from fastclip.training.step import StepResult
 from fastclip.training.step_stats import StepStats, Stopwatch
 from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
@@ -80,11 +88,12 @@ def train(config: Resolved, world: World) -> Trainer:
     require_same(world, _settings(config))  # before any other collective: ranks that differ could hang
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
-        towers = build_towers(config, world)
-        pairs = open_training_pairs(config, towers, world)
-        evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
         saved = None if newest is None else read_metadata(newest)
-        trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
+        with explained(partial(model_too_large, config, world)):
+            towers = build_towers(config, world)
+            pairs = open_training_pairs(config, towers, world)
+            evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
+            trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
         trainer.run(newest)
     return trainer
 
@@ -153,7 +162,9 @@ class Trainer:
         self.num_samples = len(pairs.manifest)
         self.total = config.total_steps(self.num_samples) if saved is None else total_steps(saved)
         finish = pairs.decoder.finish
-        self.train_step = build_step(config, towers, self.num_samples, world, finish, self.total)
+        self.micro_conditions = conditions(config, world)
+        found = found_before(saved, self.micro_conditions)
+        self.train_step = build_step(config, towers, self.num_samples, world, finish, self.total, found)
         self.step = 0  # steps done
         self.best: dict = {}  # score and step of the best evaluation
         self.step_stats = StepStats(world.device)
@@ -191,7 +202,8 @@ class Trainer:
                 self._evaluate(stopwatch)  # the untrained model as a baseline; errors surface immediately
             for batch in stopwatch.waiting(loader):
                 self.lock.check()
-                result = self.train_step(batch)
+                with explained(partial(step_too_large, config, self.train_step, self.world)):
+                    result = self.train_step(batch)
                 self.step_stats.add(result.stats["loss"], result.finite)
                 self.step = batch.step + 1
                 self.telemetry.tick(self.step)
@@ -244,7 +256,7 @@ class Trainer:
         if self.evaluator is None:
             return False
         self._agree_on_buffers()
-        with stopwatch.paused():
+        with stopwatch.paused(), explained(partial(evaluation_too_large, self.config, self.world)):
             scores = self.evaluator.measure()
         score = scores[self.evaluator.best]
         best = self.step > 0 and (not self.best or score > self.best["score"])
@@ -270,6 +282,7 @@ class Trainer:
             "tally": self.world.gather(self.step_stats.values.tolist()),
             "elapsed": stopwatch.elapsed(),
             "workers": self.world.size,
+            "micro": self.micro_conditions and {"size": self.train_step.micro, **self.micro_conditions},
             "versions": {"fastclip": __version__, "torch": torch.__version__, "python": python_version()},
         }
         try:

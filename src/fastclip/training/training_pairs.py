@@ -80,10 +80,11 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
     if batch % world.size:
         near = max(1, local) * world.size
         raise OptionError("batch.size", batch, f"must be divisible by the {world.size} ranks", example=near)
-    if config.batch.micro is not None and config.batch.micro < local and towers.has_batch_norm_statistics:
+    micro = config.batch.micro
+    if isinstance(micro, int) and micro < local and towers.has_batch_norm_statistics:
         raise OptionError(
             "batch.micro",
-            config.batch.micro,
+            micro,
             "would change BatchNorm's statistics, and so the update",
             advice="Omit it, or freeze the statistics with --model.batch_norm frozen.",
         )

@@ -58,6 +58,13 @@ def test_openclip_alone_is_not_compared():
     assert not {"exchange", "break-even batch", "exchange matters", "exchange negligible"} & notes.keys()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("recipe")
+def test_an_automatic_micro_batch_is_announced_as_planned_whole():
+    assert "micro-batch unknown" in advice_on("--batch.micro=auto")
+    assert "micro-batch unknown" not in advice_on("--batch.micro=4")
+
+
 def test_exchange_and_weights_are_equal_at_the_break_even_batch(recipe, capsys):
     note = advice_on(nodes="2")["break-even batch"]
     assert f"{note.value:,}" in note.text

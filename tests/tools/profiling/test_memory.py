@@ -192,6 +192,8 @@ def test_activations_are_those_of_a_micro_batch(tiny):
     assert counted(tiny(), activations=Range(900, 1000)).activations == Range(7200, 8000)
     micro = tiny(batch=BatchConfig(size=8, micro=2))
     assert counted(micro, activations=Range(900, 1000)).activations == Range(1800, 2000)
+    auto = tiny(batch=BatchConfig(size=8, micro="auto"))
+    assert counted(auto, activations=Range(900, 1000)).activations == Range(7200, 8000)
 
 
 def test_half_precision_saves_half_to_all_and_copies_of_the_weights_except_embeddings(tiny):

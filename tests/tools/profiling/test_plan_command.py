@@ -89,6 +89,8 @@ def test_the_papers_own_setting_is_predicted_from_its_times_on_one_node():
         "openclip": (157.03, 47.12, 128),
         "fastclip-v3": (158.99, 50.35, 128),
     }
+    assert job_of("--batch.micro=auto", config="cc3m-medium", network="slingshot-1").computation
+    assert not job_of("--batch.micro=64", config="cc3m-medium", network="slingshot-1").computation
 
 
 @pytest.mark.slow

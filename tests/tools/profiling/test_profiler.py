@@ -170,8 +170,9 @@ def test_a_slow_loader_is_waiting_for_data_and_not_computation(config, tmp_path,
 
 
 @pytest.mark.slow
-def test_profiled_steps_are_those_of_training(lab, config, tmp_path, monkeypatch):
-    short = {"epochs": 1, "evaluate__pairs": "null", "checkpoint__every_steps": "null"}
+@pytest.mark.parametrize("micro", ["null", "auto"])
+def test_profiled_steps_are_those_of_training(micro, lab, config, tmp_path, monkeypatch):
+    short = {"epochs": 1, "evaluate__pairs": "null", "checkpoint__every_steps": "null", "batch__micro": micro}
     config = resolve(parse(lab.options(tmp_path / "run", "fastclip-v3", **short)))
     losses, one_step = [], TrainStep.__call__
 

@@ -143,6 +143,12 @@ def _memory(plan: Plan) -> Iterator[Advice]:
             "activations unknown",
             "Activations are not estimated with gradient checkpointing: far less than without.",
         )
+    if plan.job.configs[0].batch.micro == "auto":
+        yield Advice(
+            "micro-batch unknown",
+            "batch.micro=auto is planned as the whole batch. Training splits it if it does not fit: then "
+            "activations are those of the part, and computation takes about a third longer.",
+        )
     if any(row.memory.state is None for row in plan.rows):
         yield Advice(
             "state unknown",

@@ -251,7 +251,9 @@ def _loss_bytes(config: Resolved, K: int, b: int, d: int) -> int:
 def _activations(config: Resolved, size: ModelSize, b: int, per_pair: Range | None) -> Range | None:
     if per_pair is None or config.model.gradient_checkpointing:
         return None
-    low, high = (min(b, config.batch.micro or b) * count for count in per_pair)
+    micro = config.batch.micro
+    at_a_time = min(b, micro) if isinstance(micro, int) else b  # auto splits a batch only if it must
+    low, high = (at_a_time * count for count in per_pair)
     if config.precision not in ("bfloat16", "float16"):
         return Range(low, high)
     copies = (size.weights - size.embeddings) // 2

@@ -141,7 +141,8 @@ def _computation(
         return {name: stated(compute_ms, first_batch) for name in names}
     if profile is not None:
         return {name: from_profile(profile, name) for name in names}
-    if model.gradient_checkpointing or model.freeze != "none" or job.configs[0].batch.micro is not None:
+    split = isinstance(job.configs[0].batch.micro, int)
+    if model.gradient_checkpointing or model.freeze != "none" or split:
         return {}  # the paper timed none of these
     rows = {name: from_paper(recipe, model.name, job.network, name) for name in names}
     return {algorithm: row for algorithm, row in rows.items() if row is not None}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
+from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fastclip.tools.profiling.collectives import bytes_sent
 from fastclip.tools.profiling.peak_memory import PeakMemory
 from fastclip.tools.profiling.timeline import WAITING_FOR_DATA, read_events, step_times
 from fastclip.training.build import build_step, build_towers
+from fastclip.training.out_of_memory import explained, step_too_large
 from fastclip.training.training_pairs import open_training_pairs
 
 
@@ -78,7 +80,8 @@ def _steps(config: Resolved, world: World, steps: int, warmup: int) -> Generator
     for _ in range(count):
         with record_function(WAITING_FOR_DATA):
             batch = next(batches)
-        train_step(batch)
+        with explained(partial(step_too_large, config, train_step, world)):
+            train_step(batch)
         yield
 
 
