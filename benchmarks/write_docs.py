@@ -22,6 +22,7 @@ from fastclip.tools.study.rendering import as_markdown
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 STUDIES = ROOT / "results" / "studies"
+MEANS = ("Mean", "Retrieval", "Classification & Variants")
 _BLOCK = re.compile(r"^( *)<!-- generated: (\S+)(.*?) -->\n.*?^ *<!-- end -->$", re.DOTALL | re.MULTILINE)
 
 
@@ -63,7 +64,7 @@ def paired(*rows: str) -> list[str]:
     for row in rows:
         arms, _, studies = row.partition("@")
         arm, _, baseline = arms.partition("/")
-        by_metric: dict[str, dict[str, float]] = {"Mean": {}, "Retrieval": {}}
+        by_metric: dict[str, dict[str, float]] = {name: {} for name in MEANS}
         for name in studies.split("+"):
             for metric, by_seed in by_metric.items():
                 by_seed |= differences(name, arm, baseline, metric)
@@ -71,7 +72,7 @@ def paired(*rows: str) -> list[str]:
         names = " and ".join(f"`{name}`" for name in studies.split("+"))
         intervals = [interval(by_seed, bold=True) for by_seed in by_metric.values()]
         cells.append([f"{arm} − {baseline}, {names}", f"{seeds[0]}–{seeds[-1]}", *intervals])
-    return _table(["", "seeds", "Mean", "Retrieval"], cells, names=2)
+    return _table(["", "seeds", *MEANS], cells, names=2)
 
 
 def differences(study_name: str, arm: str, baseline: str, metric: str) -> dict[str, float]:
@@ -87,14 +88,6 @@ def interval(by_seed: dict[str, float], bold: bool = False) -> str:
     assert found is not None
     text = f"{found['mean']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]".replace("-", "−")
     return f"**{text}**" if bold and found["low"] * found["high"] > 0 else text
-
-
-def rho_at_256() -> list[str]:
-    runs = {name: run for name, run in _figures("rho_at_256").items() if isinstance(run, dict)}
-    names = ["OpenCLIP" if name.startswith("openclip") else name for name in runs]
-    recall = _best(100 * run["mean_recall@1"] for run in runs.values())
-    last_tau = [f"{run['tau']:.3g}" for run in runs.values()]
-    return _table(["ρ", *names], [["recall, %", *recall], ["last τ", *last_tau]])
 
 
 def gamma_search() -> list[str]:
@@ -311,7 +304,6 @@ def hostile() -> list[str]:
 TABLES: dict[str, Callable[..., list[str]]] = {
     "study": study,
     "paired": paired,
-    "rho-at-256": rho_at_256,
     "gamma-search": gamma_search,
     "plan-errors": plan_errors,
     "hosts": hosts,

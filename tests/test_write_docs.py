@@ -12,7 +12,9 @@ from fastclip.tools.study.definition import load_study
 
 ROOT = Path(__file__).parent.parent
 STUDY_NAMES = sorted(path.stem for path in (ROOT / "studies").glob("*.yaml"))
-RESULTS = (ROOT / "docs" / "results.md").read_text()
+RESULTS = "".join((ROOT / "docs" / name).read_text() for name in ("results.md", "short-studies.md"))
+NOT_RUN = RESULTS.partition("## Not yet run")[2].partition("# Short studies")[0]
+DONE = [name for name in STUDY_NAMES if f"`studies/{name}.yaml`" not in NOT_RUN]
 
 
 def test_every_generated_table_is_up_to_date():
@@ -21,10 +23,10 @@ def test_every_generated_table_is_up_to_date():
 
 
 def test_a_table_that_is_out_of_date_is_found():
-    marked = "before\n<!-- generated: rho-at-256 -->\n| old |\n<!-- end -->\nafter\n"
+    marked = "before\n<!-- generated: rho-rules -->\n| old |\n<!-- end -->\nafter\n"
     filled = write_docs.fill(marked)
     assert "| old |" not in filled
-    assert filled.startswith("before\n<!-- generated: rho-at-256 -->\n| ρ |")
+    assert filled.startswith("before\n<!-- generated: rho-rules -->\n| ρ by |")
     assert filled.endswith("\n<!-- end -->\nafter\n")
     assert write_docs.fill(filled) == filled
 
@@ -46,12 +48,12 @@ def test_the_readme_is_short():
 
 
 def test_every_study_has_figures_and_a_section():
-    assert sorted(path.parent.name for path in STUDIES.glob("*/figures.json")) == STUDY_NAMES
+    assert sorted(path.parent.name for path in STUDIES.glob("*/figures.json")) == DONE
     for name in STUDY_NAMES:
         assert f"`studies/{name}.yaml`" in RESULTS
 
 
-@pytest.mark.parametrize("name", STUDY_NAMES)
+@pytest.mark.parametrize("name", DONE)
 def test_figures_belong_to_the_study_in_its_file(name):
     stored = json.loads((STUDIES / name / "figures.json").read_text())
     study = load_study(ROOT / "studies" / f"{name}.yaml")
@@ -68,8 +70,8 @@ def test_figures_belong_to_the_study_in_its_file(name):
     ("study", "arm", "baseline", "metric"),
     [
         ("schedule", "fastclip-v3-cosine", "fastclip-v3-constant", "Retrieval"),
-        ("steps", "fastclip-v3", "openclip", "Retrieval"),
-        ("steps", "fastclip-v3", "openclip", "Mean"),
+        ("batch-32", "fastclip-v3", "openclip", "Retrieval"),
+        ("batch-32", "fastclip-v3", "openclip", "Classification & Variants"),
         ("optimizer", "sgd", "adamw", "Mean"),
         ("optimizer", "lion", "adamw", "Mean"),
         ("optimizer", "lamb", "adamw", "Mean"),
@@ -77,17 +79,6 @@ def test_figures_belong_to_the_study_in_its_file(name):
 )
 def test_intervals_in_the_text_are_those_of_the_study(study, arm, baseline, metric):
     assert interval(differences(study, arm, baseline, metric)) in RESULTS
-
-
-@pytest.mark.parametrize("metric", ["Mean", "Retrieval"])
-def test_the_interval_over_all_batches(metric):
-    each = [differences("batch", f"b{b}-fastclip-v3", f"b{b}-openclip", metric) for b in (16, 64, 256)]
-    assert interval({seed: sum(found[seed] for found in each) / 3 for seed in each[0]}) in RESULTS
-
-
-def test_two_studies_of_one_comparison_have_different_seeds():
-    first, second = (differences(name, "fastclip-v3", "openclip", "Mean") for name in ("control", "smallest"))
-    assert not first.keys() & second.keys()
 
 
 def test_errors_of_the_network_model_in_the_text_are_those_of_its_fit():

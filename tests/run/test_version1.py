@@ -41,7 +41,9 @@ def test_an_old_folder_resumes_to_the_same_numbers(folder):
     assert [path.name for path in folder.glob("checkpoints/step-*/*.safetensors")] == [
         "worker-00000.safetensors"
     ]
-    assert main(["train", "--config", "run/config.yaml"]) == 0
+    # that version computed the captions' padding; leaving it out changes the rounding, to which this model's
+    # text tower of width 2 is very sensitive
+    assert main(["train", "--config", "run/config.yaml", "--model.text_padding", "keep"]) == 0
     assert read_metadata(folder / "checkpoints" / "last")["step"] == 12
     assert json.loads((folder / "run.json").read_text())["schema"] == SCHEMA
     resumed, expected = records(folder / "metrics.jsonl"), records(Path("expected_metrics.jsonl"))

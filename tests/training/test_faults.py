@@ -318,10 +318,10 @@ def test_ranks_that_differ_stop_with_the_first_difference_and_the_rank_that_has_
 def test_a_rho_out_of_reach_is_reported_once_over_all_ranks(lab, tmp_path):
     changed = {"evaluate__pairs": "null", "checkpoint__every_steps": "null", "algorithm": "fastclip-v3"}
     run = lab.start(tmp_path / "run", 2, loss__rho=3.5, **changed).finish()
-    (line,) = (line for line in run.output().splitlines() if "log(B−1)" in line)
-    assert all(shown in line for shown in ("rho=3.5 ", "B=16 ", "2.71,", "tau_min=0.01"))
-    run = lab.start(tmp_path / "within", 1, **changed).finish()  # the recipe's share of log(B−1)
-    assert "log(B−1)" not in run.output()
+    (line,) = (line for line in run.output().splitlines() if "out of reach" in line)
+    assert all(shown in line for shown in ("ρ = 3.5 ", "B=16 ", "2.71,", "tau_min=0.01"))
+    run = lab.start(tmp_path / "within", 1, **changed).finish()  # by rule
+    assert "out of reach" not in run.output()
 
 
 # Two runs in one folder.

@@ -75,7 +75,8 @@ def own_log_scale(trainer):
 def test_open_clip_loads_the_trained_model_from_an_export_and_from_the_run(
     algorithm, train, tmp_path, capsys
 ):
-    trainer = train(algorithm)
+    # with v2's ρ by rule, every τ of so short a run would move in the same direction
+    trainer = train(algorithm, **({"loss__rho": 1.6} if algorithm == "fastclip-v2" else {}))
     assert main(["export", str(trainer.folder), str(tmp_path / "out")]) == 0
     assert str(tmp_path / "out") in capsys.readouterr().out
     towers = trainer.train_step.towers
