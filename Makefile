@@ -5,7 +5,7 @@
 # make test-page   the demo page in a real browser; installs Debian's Chromium if there is none
 # make lint    ruff, mypy, and the direction of imports
 # make docs    fill the tables of README.md and docs/ that repeat results/
-# make study NAME=batch   one of studies/*.yaml, from its pairs to its tables (20 minutes to 1.5 hours on 2 cores)
+# make study NAME=batch-32   one of studies/*.yaml, from its pairs to its tables (20 minutes to 1.5 hours on 2 cores)
 # make bench   every benchmark; figures go to results/
 PYTHON ?= python3
 BIN := .venv/bin
@@ -64,6 +64,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.checkpoint_save
 	$(BIN)/python -m benchmarks.checkpoint_digest
 	$(BIN)/python -m benchmarks.training_speed
+	$(BIN)/python -m benchmarks.unpadded_text
+	$(BIN)/python -m benchmarks.end_to_end
 	$(BIN)/python -m benchmarks.hostile
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.retrieval

@@ -1,8 +1,8 @@
 """Saves a finished study under results/studies: its numbers as JSON, its tables and its plots.
 
-    python -m benchmarks.study batch     after fastclip compare --study studies/batch.yaml
+    python -m benchmarks.study batch-32     after fastclip compare --study studies/batch-32.yaml
 
-`make study NAME=batch` does both.
+`make study NAME=batch-32` does both.
 """
 
 from __future__ import annotations
