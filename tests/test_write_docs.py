@@ -72,6 +72,8 @@ def test_figures_belong_to_the_study_in_its_file(name):
         ("schedule", "fastclip-v3-cosine", "fastclip-v3-constant", "Retrieval"),
         ("batch-32", "fastclip-v3", "openclip", "Retrieval"),
         ("batch-32", "fastclip-v3", "openclip", "Classification & Variants"),
+        ("batch-128", "fastclip-v3", "openclip", "Retrieval"),
+        ("batch-128", "fastclip-v3", "openclip", "Classification & Variants"),
         ("optimizer", "sgd", "adamw", "Mean"),
         ("optimizer", "lion", "adamw", "Mean"),
         ("optimizer", "lamb", "adamw", "Mean"),
@@ -79,6 +81,16 @@ def test_figures_belong_to_the_study_in_its_file(name):
 )
 def test_intervals_in_the_text_are_those_of_the_study(study, arm, baseline, metric):
     assert interval(differences(study, arm, baseline, metric)) in RESULTS
+
+
+@pytest.mark.parametrize("study", ["batch-32", "batch-128"])
+def test_intervals_without_the_tasks_near_chance_are_those_of_the_study(study):
+    figures = json.loads((STUDIES / study / "figures.json").read_text())["figures"]
+    tasks = [m["name"] for m in figures["measures"] if m["kind"] == "task"]
+    nine = [name for name in tasks if "retrieval" not in name and not name.startswith("hard_")]
+    by_task = [differences(study, "fastclip-v3", "openclip", name) for name in nine]
+    assert len(nine) == 9
+    assert interval({seed: sum(task[seed] for task in by_task) / 9 for seed in by_task[0]}) in RESULTS
 
 
 def test_errors_of_the_network_model_in_the_text_are_those_of_its_fit():
