@@ -191,15 +191,19 @@ def loss_kernel() -> list[str]:
     figures = _figures("loss_kernel")
     names = {
         "b=256, B=8192, kept": "one rank's share, b = 256 of B = 8,192; similarities kept",
-        "b=256, B=8192, recomputed": "the same, similarities recomputed",
+        "b=256, B=8192, kept, distinct": "the same with distinct negatives",
+        "b=256, B=8192, recomputed": "b = 256 of B = 8,192; similarities recomputed",
+        "b=256, B=8192, recomputed, distinct": "the same with distinct negatives",
         "b=2048, B=2048, kept": "one process, b = B = 2,048; kept",
-        "b=2048, B=2048, recomputed": "the same, recomputed",
+        "b=2048, B=2048, kept, distinct": "the same with distinct negatives",
+        "b=2048, B=2048, recomputed": "b = B = 2,048; recomputed",
+        "b=2048, B=2048, recomputed, distinct": "the same with distinct negatives",
         "b=B=16384, recomputed": "one process, b = B = 16,384; recomputed",
     }
     rows = []
     for key, name in names.items():
         time, memory = figures[key].get("time_ratio"), figures[key]["memory_ratio"]
-        peer = figures[key.rpartition(", ")[0] + ", ClipLoss"]["extra_mib"]
+        peer = figures[f"{key.partition(', kept')[0].partition(', recomputed')[0]}, ClipLoss"]["extra_mib"]
         saved = f" ({figures[key]['extra_mib']:,.0f} MiB instead of {peer:,.0f})" if time is None else ""
         rows.append([name, "–" if time is None else f"{time:.2f}×", f"{memory:.3g}×{saved}"])
     return _table(["", "time", "extra memory"], rows)
