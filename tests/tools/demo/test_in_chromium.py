@@ -218,9 +218,11 @@ def test_an_image_shows_the_captions_that_the_index_finds(page, index, tmp_path,
 def test_labels_get_the_probabilities_of_the_model(page, run, tmp_path):
     (tmp_path / "sent.png").write_bytes(replica.png(3))
     go_to(page, "Classify")
-    page.locator("#labels textarea").fill("a red circle, a blue square, nothing")
     page.locator("#classify-picture input[type=file]").set_input_files(tmp_path / "sent.png")
-    page.wait_for_selector("#bars meter")
+    page.wait_for_selector("#bars meter")  # of the labels that the page starts with
+    page.locator("#labels textarea").fill("a red circle, a blue square, nothing")
+    page.locator("#labels textarea").press("Enter")
+    page.wait_for_function("document.querySelectorAll('#bars meter').length === 3")
     rows = page.locator("#bars meter").evaluate_all("bars => bars.map(bar => [bar.ariaLabel, bar.value])")
     labels, values = zip(*rows, strict=True)
     assert sum(values) == pytest.approx(1)
