@@ -19,6 +19,7 @@ from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 
 from fastclip.data.tokenize import TextEnds
+from fastclip.objective.sample_state import on_device
 
 log = logging.getLogger(__name__)
 
@@ -124,14 +125,11 @@ class UnpaddedText:
         plan = plan_chunks([self.ends.rounded(length) for length in lengths], cost)
         places = sorted(range(len(plan.order)), key=plan.order.__getitem__)  # back to the caller's order
         last = [lengths[i] - 1 for i in plan.order]
-        order_b, last_b, place_b = (_on(tokens_bT.device, numbers) for numbers in (plan.order, last, places))
+        order_b, last_b, place_b = (
+            on_device(torch.tensor(numbers, device="cpu"), tokens_bT.device)
+            for numbers in (plan.order, last, places)
+        )
         return self.tower.encode(tokens_bT[order_b], plan.chunks, last_b)[place_b]
-
-
-def _on(device: torch.device, numbers: list[int]) -> Tensor:
-    """Numbers on the device, without waiting for it."""
-    tensor = torch.tensor(numbers, device="cpu")
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def find(clip: Any, context_length: int) -> UnpaddedText | None:
