@@ -29,13 +29,15 @@ MODEL = {  # tiny except for the vocabulary: a step takes 20 ms, a checkpoint 10
 WORDS = ["red", "green", "blue", "black", "small", "large", "round", "flat"]
 
 
-def collection(folder, n=96, start=0, damaged=()):
-    """A tar of n small images with captions; another `start` gives other pairs."""
+def collection(folder, n=96, start=0, damaged=(), longer=0):
+    """A tar of n small images with captions; `start` gives others, `longer` adds words to half of them."""
     folder.mkdir(parents=True, exist_ok=True)
     pairs = {}
     for i in range(start, start + n):
         pairs[f"{i:05d}.png"] = b"not an image" if i in damaged else png(i, size=(32, 32))
-        pairs[f"{i:05d}.txt"] = f"a {WORDS[i % 8]} {WORDS[i // 8 % 8]} thing number {i}".encode()
+        pairs[f"{i:05d}.txt"] = (
+            f"a {WORDS[i % 8]} {WORDS[i // 8 % 8]} thing number {i}{' too' * (i % 2 * longer)}".encode()
+        )
     write_tar(folder / "pairs.tar", pairs.items())
     return folder / "pairs.tar"
 

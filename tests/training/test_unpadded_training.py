@@ -1,6 +1,8 @@
 """Training without padding in the text tower is training with it: the same weights and estimators."""
 
+import json
 from functools import partial
+from random import Random
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from fastclip.training.build import build_step, build_towers
 from fastclip.training.step import compile_towers
 from tests.ranks import run_ranks
 from tests.text_models import captions, write_config
+from tests.training.runs import MODEL, Lab, assert_same_run, collection
 
 N, B, STEPS = 40, 12, 20
 ENDS = {"bert": TextEnds("padding", 0, 21)}
@@ -89,6 +92,19 @@ def test_two_ranks_give_the_weights_of_the_padded_tower(micro, tmp_path):
     )
     for one, other in zip(ours, theirs, strict=True):
         assert_close(one, other, 1e-10)
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_several_chunks_in_a_batch_resumes_to_the_same_bits(tmp_path):
+    lab, random = Lab(tmp_path / "lab", epochs=3), Random(0)
+    lab.model.write_text(json.dumps(MODEL | {"text_cfg": MODEL["text_cfg"] | {"context_length": 48}}))
+    lab.train = collection(tmp_path / "captions", longer=30)  # half have about 10 tokens, half 40
+    chunks = unpadded_text.plan_chunks([16] * 8 + [40] * 8, unpadded_text.CHUNK_COST["cpu"]).chunks
+    assert [chunk.length for chunk in chunks] == [16, 40]
+    for moment in ("step", "save"):
+        lab.start(tmp_path / "run").kill_during(moment, random)
+    lab.start(tmp_path / "run").finish()
+    assert_same_run(tmp_path / "run", lab.reference(1))
 
 
 @pytest.mark.parametrize(("name", "most"), [("clip", 4), ("custom", 4)])
