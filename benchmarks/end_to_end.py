@@ -1,8 +1,9 @@
 """Samples/s of a whole training run, compared with open_clip's own trainer: loader, towers, loss, update.
 
-Both train the same model on the same shards with the same batch, crops, number of steps and 2 threads, with 1
-and with 2 loader workers (fastclip on emoji: as its recipe says, decoded once); the faster counts. A speed is
-the median over the steps that the trainer itself reports; runs of the two alternate. open_clip_train needs
+Both train the same model on the same shards with the same batch, crops, number of steps and 2 threads. On
+emoji open_clip has 1 or 2 loader workers, whichever is faster, and fastclip decodes once, as its recipe says;
+on photos both have 1, which decodes a batch in a fraction of a step. A speed is the median over the steps
+that the trainer itself reports, but the first; runs of the two alternate. open_clip_train needs
 webdataset 0.2.86, which is installed into a folder of its own. `fastclip data get emoji` gets the emoji.
 """
 
@@ -27,7 +28,6 @@ from benchmarks.unpadded_text import lengths_like
 from fastclip.model import OWN_MODELS
 
 SEED, WEBDATASET = 0, "webdataset==0.2.86"
-WORKERS = (1, 2)
 THEIR_MAIN = """
 import sys, open_clip
 open_clip.add_model_config(sys.argv[1])
@@ -39,9 +39,18 @@ main(sys.argv[2:])
 class Case:
     """A model and the shards it is trained on."""
 
-    def __init__(self, recipe: str, model: str, shards: list[Path], pairs: int, batch: int, steps: int):
+    def __init__(
+        self,
+        recipe: str,
+        model: str,
+        shards: list[Path],
+        pairs: int,
+        batch: int,
+        steps: int,
+        workers: tuple[int, ...],
+    ):
         self.recipe, self.model, self.shards, self.pairs = recipe, model, shards, pairs
-        self.batch, self.steps = batch, steps
+        self.batch, self.steps, self.workers = batch, steps, workers
         self.scale = "0.8, 1.0" if recipe == "emoji" else "0.9, 1.0"  # of the random crops
 
     def theirs(self, workers: int, folder: Path) -> float:
@@ -81,7 +90,7 @@ class Case:
         """The speed of each trainer with its better number of loader workers, and their ratio."""
         speeds: dict[str, dict[int, list[float]]] = {"open_clip": {}, "fastclip": {}}
         for _ in range(rounds):
-            for workers in WORKERS:
+            for workers in self.workers:
                 for name, run in (("open_clip", self.theirs), ("fastclip", self.ours)):
                     with tempfile.TemporaryDirectory() as folder:
                         speeds[name].setdefault(workers, []).append(run(workers, Path(folder)))
@@ -104,18 +113,8 @@ def _their_webdataset() -> Path:
     """The folder of the version of webdataset that open_clip_train runs with."""
     folder = Path(tempfile.gettempdir()) / WEBDATASET
     if not folder.is_dir():
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--target",
-            str(folder),
-            WEBDATASET,
-        ]
-        subprocess.run(pip, check=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        subprocess.run([*pip, WEBDATASET], check=True)
     return folder
 
 
@@ -142,10 +141,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         emoji = sorted((options.data / "train").glob("*.tar"))
-        cases = {"emoji": lambda: Case("emoji", "vit-emoji", emoji, 16_694, 128, 100)}
+        cases = {"emoji": lambda: Case("emoji", "vit-emoji", emoji, 16_694, 128, 100, (1, 2))}
         for like in ("CC3M", "CC12M"):
             cases[like] = lambda like=like: Case(
-                "cc12m-large", "ViT-B-32", photo_shards(Path(temporary) / like, like, 512), 512, 64, 6
+                "cc12m-large", "ViT-B-32", photo_shards(Path(temporary) / like, like, 512), 512, 64, 5, (1,)
             )
         figures = {}
         for name, case in cases.items():

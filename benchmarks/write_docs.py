@@ -132,6 +132,22 @@ def unpadded_text() -> list[str]:
     return _table(["", "tokens per caption", "time"], rows)
 
 
+def end_to_end() -> list[str]:
+    """Samples/s of both trainers."""
+    names = {
+        "emoji": "emoji's model, batch 128",
+        "CC3M": "ViT-B-32, batch 64, 640×480 JPEG, captions as long as CC3M's",
+        "CC12M": "the same, captions as long as CC12M's",
+    }
+    rows = []
+    for key, name in names.items():
+        one = _figures("end_to_end")[key]
+        speeds = [one[f"{trainer}_samples_per_second"] for trainer in ("open_clip", "fastclip")]
+        rows.append([name, *(f"{speed:,.3g}" if speed < 100 else f"{speed:,.0f}" for speed in speeds)])
+        rows[-1].append(f"{one['ratio']:.2f}×")
+    return _table(["", "OpenCLIP's trainer", "fastclip", "ratio"], rows)
+
+
 # docs/scaling.md
 
 
@@ -152,6 +168,7 @@ def hosts(table: str, *only: str) -> list[str]:
 
 def headline() -> list[str]:
     loss, wire = _figures("loss_kernel"), _figures("bytes_on_the_wire")["cases"]
+    speed = _figures("end_to_end")
     one, large = loss["b=256, B=8192, kept"], loss["b=B=16384, recomputed"]
     sent, half = (wire[f"K=8, fastclip-v3{form}"]["ratio"] for form in ("", ", float16 wire"))
     slow_link = {
@@ -178,6 +195,10 @@ def headline() -> list[str]:
             "step, 4 hosts at 100 Mbit/s, features twice the weights (at the paper's 6 %)": (
                 f"{slow_link['features']:.2f}× ({slow_link['weights']:.2f}×)",
                 "hosts",
+            ),
+            "samples/s of training, ViT-B-32, captions as long as CC3M's (CC12M's)": (
+                f"{speed['CC3M']['ratio']:.2f}× ({speed['CC12M']['ratio']:.2f}×)",
+                "end_to_end",
             ),
             "images/s through the loader, 640×480 JPEG, `--data.decoder fast`": (
                 f"{_figures('decode')['times_open_clip']['fast']:.2f}×",
@@ -314,6 +335,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "headline": headline,
     "loss-kernel": loss_kernel,
     "unpadded-text": unpadded_text,
+    "end-to-end": end_to_end,
     "rho-rules": rho_rules,
     "rho-runs": rho_runs,
     "wire": wire,
