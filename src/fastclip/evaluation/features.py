@@ -223,9 +223,7 @@ class _Pairs:
         return len(self.manifest)
 
     def image(self, number: int) -> bytes:
-        place = self.manifest.place(number)
-        self.manifest.caption_at(place)
-        return self.manifest.image_at(place)
+        return self.manifest.pair_at(self.manifest.place(number)).image
 
     def where(self, number: int) -> str:
         return self.manifest.where(number)
