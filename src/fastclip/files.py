@@ -23,6 +23,7 @@ from fastclip.errors import PathError
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 _CACHE_ADVICE = "Set $FASTCLIP_CACHE to a folder that can be written, with room for the cache."
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of all cores, and of the period that they are for
 _FEW = 4  # chunks too few to start processes for
 _MOST_OPEN = 1 << 16  # descriptors: more than the shards of most collections
 
@@ -167,8 +168,13 @@ def open_files_limit() -> int:
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may use; in a container, at most the time it was given."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+        return max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup, or "max": no quota
+        return allowed
 
 
 def parallel_map(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], jobs: int) -> Iterator[Result]:

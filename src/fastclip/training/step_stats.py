@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fastclip.data.loader import Batch
+from fastclip.data.joining import Batch
 
 
 class StepStats:
