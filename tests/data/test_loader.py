@@ -167,10 +167,20 @@ def wait_until(condition, seconds=30):
 def test_a_loader_worker_that_finds_shared_memory_full_ends_the_run_with_advice(manifest):
     with pytest.raises(DeadLoaderWorker, match="--shm-size"):
         batches(BusError(manifest.folder), workers=1)
+    with pytest.raises(SmallSharedMemory, match="--shm-size") as caught:
+        batches(FullSharedMemory(manifest.folder), workers=1)
+    assert caught.value.path == "/dev/shm"
+
+
+class FullSharedMemory(Manifest):
+    """As torch in a loader worker whose /dev/shm has no room."""
+
+    def pair_at(self, place):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device")
 
 
 class BusError(Manifest):
-    """As a loader worker that writes to a /dev/shm without room."""
+    """As a loader worker that writes to shared memory for which there is no room."""
 
     def pair_at(self, place):
         os.kill(os.getpid(), signal.SIGBUS)

@@ -25,9 +25,9 @@ def calls(monkeypatch):
     for name in counted:
         original = getattr(os, name)
 
-        def call(*args, original=original, name=name):
+        def call(*args, original=original, name=name, **options):
             counted[name] += 1
-            return original(*args)
+            return original(*args, **options)
 
         monkeypatch.setattr(readers.os, name, call)
     return counted

@@ -22,9 +22,15 @@ from fastclip.data.machine import SHARED_MEMORY
 from fastclip.data.manifest import Manifest
 from fastclip.data.order import Order
 from fastclip.data.patches import PatchChoice
-from fastclip.data.prefetch import plan_prefetch
+from fastclip.data.prefetch import SmallSharedMemory, plan_prefetch
 from fastclip.data.tokenize import TextEnds
 from fastclip.errors import InputError, OptionError
+
+_FEWER = "If the machine ran out of memory, use fewer: --data.workers."
+_LARGER = (
+    "In a container, enlarge it with `docker run --shm-size` or pass --ipc=host; or use fewer loader "
+    "workers: --data.workers."
+)
 
 
 class StalledLoaderWorker(RuntimeError):
@@ -117,11 +123,15 @@ class PairLoader:
                 raise problem from None
             raise
 
-    def _worker_problem(self, error: Exception, step: int, number: int) -> RuntimeError | None:
-        """Translate torch's error of a stalled or dead loader worker; None for other errors."""
+    def _worker_problem(self, error: Exception, step: int, number: int) -> Exception | None:
+        """Translate torch's error of a stalled or dead loader worker, or a full /dev/shm; None for others."""
         text = str(error)
-        if not self._loader.num_workers or "in DataLoader worker process" in text:
-            return None  # an error of the data, raised here or sent by a loader worker
+        if not self._loader.num_workers:
+            return None
+        if "unable to allocate shared memory" in text:
+            return SmallSharedMemory(SHARED_MEMORY, f"is full. {_LARGER}")
+        if "in DataLoader worker process" in text:
+            return None  # an error of the data
         if "DataLoader timed out" in text:
             where = self._parts.progress(number)
             return StalledLoaderWorker(
@@ -129,12 +139,8 @@ class PairLoader:
                 "Check that its storage responds, or wait longer with a larger --data.timeout."
             )
         if "DataLoader worker (pid" in text or not isinstance(error, RuntimeError):
-            advice = "If the machine ran out of memory, use fewer: --data.workers."
-            if "Bus error" in f"{text} {error.__cause__}":
-                advice = (
-                    f"{SHARED_MEMORY} may be full. In a container, enlarge it with `docker run --shm-size` "
-                    "or pass --ipc=host; or use fewer loader workers: --data.workers."
-                )
+            full = "Bus error" in f"{text} {error.__cause__}"
+            advice = f"{SHARED_MEMORY} may be full. {_LARGER}" if full else _FEWER
             return DeadLoaderWorker(
                 f"A loader worker died ({text.strip() or type(error).__name__}). {advice}"
             )
