@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+import weakref
 
 import pytest
 import torch
@@ -125,6 +126,39 @@ def test_batches_do_not_depend_on_the_size_of_their_parts(tmp_path, monkeypatch,
         assert torch.equal(one.group, other.group)
         assert (one.lengths, one.bad, one.epoch) == (other.lengths, other.bad, other.epoch)
     assert whole[0].tokens.shape[1] < 20  # cut to the longest of the batch
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_batch_is_released_before_the_next_is_joined(manifest, on_gpu):
+    """With a GPU, the next one is on the device already, and the one after it is joined."""
+    seen = []
+
+    class Watching(FastDecoder):
+        def train(self, data, seed):
+            assert [ref() for ref in seen] == [None] * len(seen)
+            return super().train(data, seed)
+
+    loader = PairLoader(manifest, Order(30, 8), Watching(AUGMENT), tokenizer, stop_step=5, workers=0)
+    loader._on_gpu = on_gpu
+    for batch in loader:
+        seen.append(weakref.ref(batch))
+        del batch
+    assert len(seen) == 5
+
+
+def test_with_a_gpu_the_next_batch_is_fetched_early_and_its_unusable_samples_count_with_it(tmp_path):
+    order = Order(30, 10, shuffle="none")
+    loader = PairLoader(
+        damaged(tmp_path), order, decoder("exact", AUGMENT), tokenizer, stop_step=3, workers=0, max_bad=0.5
+    )
+    expected = list(loader)
+    loader.bad.samples.clear()
+    loader._on_gpu, found, counted = True, [], []
+    for batch in loader:
+        found.append(batch)
+        counted.append(sorted(loader.bad.samples))
+    assert same(expected, found)
+    assert counted == [[5, 6], [5, 6, 11], [5, 6, 11, 20]]
 
 
 @pytest.mark.slow

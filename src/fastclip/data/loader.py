@@ -106,6 +106,7 @@ class PairLoader:
         for batch in one_ahead(batches) if self._on_gpu else batches:
             self.bad.add(batch.bad)
             yield batch.arrived()
+            del batch  # before the next one is joined
 
     def _batches(self) -> Iterator[Batch]:
         items, per_batch = iter(self._loader), self._parts.parts

@@ -66,6 +66,7 @@ class Stopwatch:
             if batch is None:
                 return
             yield batch
+            del batch  # before the next one is fetched: it may be large
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -206,6 +206,7 @@ class Trainer:
                     result = self.train_step(batch)
                 self.step_stats.add(result.stats["loss"], result.finite)
                 self.step = batch.step + 1
+                del batch  # its memory, for the next one
                 self.telemetry.tick(self.step)
                 at_end = self.step == self.total
                 if at_end or self.step % config.log.every_steps == 0:
