@@ -59,6 +59,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.loss_kernel --largest
 	$(BIN)/python -m benchmarks.data_lookup
 	$(BIN)/python -m benchmarks.decode
+	$(BIN)/python -m benchmarks.loader_memory
 	$(BIN)/python -m benchmarks.data_get
 	$(BIN)/python -m benchmarks.objective_share
 	$(BIN)/python -m benchmarks.checkpoint_save

@@ -20,7 +20,7 @@ from open_clip.transform import image_transform
 from PIL import Image, ImageDraw
 
 from benchmarks.record import interleaved, save
-from fastclip.data.decode import Augment, ExactDecoder, FastDecoder
+from fastclip.data.decode import Augment, ExactDecoder, FastDecoder, ImageForm
 from fastclip.data.loader import PairLoader
 from fastclip.data.manifest import open_manifest
 from fastclip.data.order import Order
@@ -76,6 +76,7 @@ class OpenClip:
 
     def __init__(self) -> None:
         self.transform = image_transform(224, is_train=True)
+        self.form = ImageForm((3, 224, 224), torch.float32)
 
     def train(self, data: bytes, seed: int) -> torch.Tensor:
         return self.transform(Image.open(io.BytesIO(data)))

@@ -17,7 +17,7 @@ import torch
 from benchmarks.record import interleaved, save
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
-from fastclip.data.loader import Batch
+from fastclip.data.joining import Batch
 from fastclip.distributed.world import World
 from fastclip.run.lock import TOUCH_EVERY, RunLock
 from fastclip.training.build import build_step, build_towers

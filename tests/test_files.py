@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from fastclip.files import atomic_folder, parallel_map
+from fastclip import files
+from fastclip.files import atomic_folder, cores, open_files_limit, parallel_map
 from tests.ranks import run_ranks
 
 
@@ -124,3 +125,43 @@ def test_an_error_while_writing_leaves_the_old_folder_and_nothing_else(tmp_path)
         (part / "missing" / "a").touch()
     assert contents(tmp_path / "model") == "old"
     assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [("max 100000", None), ("150000 100000", 1), ("50000 100000", 1), ("", None)]
+)
+def test_a_containers_share_of_time_limits_its_cores(content, expected, tmp_path, monkeypatch):
+    (tmp_path / "cpu.max").write_text(content)
+    monkeypatch.setattr(files, "_CPU_QUOTA", tmp_path / "none")
+    allowed = cores()
+    assert allowed >= 1
+    monkeypatch.setattr(files, "_CPU_QUOTA", tmp_path / "cpu.max")
+    assert cores() == (expected or allowed)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected", "raised"),
+    [
+        ((1024, 4096), 4096, [(4096, 4096)]),
+        ((1024, 10**9), 1 << 16, [(1 << 16, 10**9)]),
+        ((1024, -1), 1 << 16, [(1 << 16, -1)]),  # −1: no limit
+        ((4096, 4096), 4096, []),
+        ((10**6, 10**6), 10**6, []),
+        ((-1, -1), 1 << 16, []),
+    ],
+)
+def test_the_limit_on_open_files_is_raised_once(limits, expected, raised, monkeypatch):
+    given = []
+    monkeypatch.setattr(files.resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(files.resource, "setrlimit", lambda which, new: given.append(new))
+    assert open_files_limit.__wrapped__() == expected
+    assert given == raised
+
+
+def test_a_limit_on_open_files_that_cannot_be_raised_stays(monkeypatch):
+    def refuse(which, new):
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(files.resource, "getrlimit", lambda which: (256, 1024))
+    monkeypatch.setattr(files.resource, "setrlimit", refuse)
+    assert open_files_limit.__wrapped__() == 256

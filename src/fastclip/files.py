@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,7 +23,9 @@ from fastclip.errors import PathError
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 _CACHE_ADVICE = "Set $FASTCLIP_CACHE to a folder that can be written, with room for the cache."
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of all cores, and of the period that they are for
 _FEW = 4  # chunks too few to start processes for
+_MOST_OPEN = 1 << 16  # descriptors: more than the shards of most collections
 
 
 def cache_path(*parts: str) -> Path:
@@ -147,9 +151,30 @@ def file_digest(path: Path, progress: Callable[[int], None] | None = None) -> st
     return digest.hexdigest()
 
 
+@cache
+def open_files_limit() -> int:
+    """The number of descriptors that this process may have, after raising it as far as is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_OPEN
+    wanted = _MOST_OPEN if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN)
+    if soft >= wanted:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # a system with a lower limit than it reports
+        return soft
+    return wanted
+
+
 def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may use; in a container, at most the time it was given."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+        return max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup, or "max": no quota
+        return allowed
 
 
 def parallel_map(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], jobs: int) -> Iterator[Result]:

@@ -27,6 +27,7 @@ WRONG = [
     (BatchConfig, "batch.micro", "often"),
     (BatchConfig, "batch.reference", 0),
     (DataConfig, "data.workers", -1),
+    (DataConfig, "data.workers", "many"),
     (DataConfig, "data.window", 0),
     (DataConfig, "data.max_bad", 1.0),
     (DataConfig, "data.timeout", inf),
@@ -105,6 +106,7 @@ def test_a_text_encoding_has_any_name_that_python_knows(name):
 def test_boundary_values_are_allowed():
     BatchConfig(size=2, micro=1, reference=1)
     BatchConfig(micro="auto")
+    DataConfig(workers="auto")
     DataConfig(workers=0, window=1, max_bad=0.0, timeout=0)
     OptimOptions(lr=0.0, weight_decay=0.0, betas=(0.0, 0.0), momentum=0.0, warmup=0, min_lr=0.0)
     TrainConfig(epochs=0.01, seed=2**63 - 1)

@@ -244,6 +244,8 @@ def error_of(words):
         ("--batch.size 1", "batch.size", 1, "1024"),
         ("--batch.micro often", "batch.micro", "often", "a whole number or auto"),
         ("--batch.micro 0", "batch.micro", 0, "auto"),
+        ("--data.workers many", "data.workers", "many", "a whole number or auto"),
+        ("--data.workers -1", "data.workers", -1, "auto"),
         ("--loss.gamma much", "loss.gamma", "much", "a number or auto"),
         ("--optim.betas 0.9", "optim.betas", "0.9", "[0.9, 0.98]"),
         ("--precision fp16", "precision", "fp16", "float16?"),

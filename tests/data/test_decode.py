@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip.transform import AugmentationCfg, image_transform
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastclip.data.decode import Augment, decoder
 from fastclip.data.images import UnusableSample, upright_rgb
@@ -167,6 +168,15 @@ def test_fast_is_uint8_until_finish_and_finish_leaves_exact_unchanged():
     assert finished.shape == batch.shape
     assert finished.dtype == torch.float32
     assert finished.is_contiguous()
+
+
+def test_normalising_on_a_gpu_waits_for_nothing():
+    """Fake CUDA tensors raise if the host reads them."""
+    fast = decoder("fast", Augment(image_size=16))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        images = torch.empty(4, 16, 16, 3, dtype=torch.uint8, device="cuda")
+        finished = fast.finish(images, "cuda")
+    assert (finished.device.type, finished.dtype, finished.shape) == ("cuda", torch.float32, (4, 3, 16, 16))
 
 
 @pytest.mark.parametrize("progressive", [False, True])

@@ -4,20 +4,27 @@ import errno
 import logging
 import multiprocessing
 import os
+import signal
+import time
+import weakref
 
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 
 from fastclip.checked_files import DamagedFile
-from fastclip.data.decode import Augment, decoder
+from fastclip.data.bad_samples import TooManyBadSamples
+from fastclip.data.decode import Augment, FastDecoder, decoder
 from fastclip.data.decoded_cache import DecodedCache
-from fastclip.data.loader import PairLoader, TooManyBadSamples
+from fastclip.data.loader import DeadLoaderWorker, PairLoader
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order, Samples
 from fastclip.data.patches import PatchChoice
+from fastclip.data.prefetch import Prefetch, SmallSharedMemory, pinned_bytes
+from fastclip.data.tokenize import TextEnds
 from fastclip.errors import InputError, OptionError
 from tests.damage import flip
-from tests.data.collections import pair_members, png, write_shards, write_tar
+from tests.data.collections import pair_members, write_shards, write_tar
 
 AUGMENT = Augment(image_size=16, scale=(0.4, 1.0))
 
@@ -105,13 +112,123 @@ def test_a_replaced_sample_has_the_patches_of_its_replacement(tmp_path):
         assert torch.equal(batch.patches, choice.draw(0, Samples(batch.index.numpy(), epochs)))
 
 
-def test_every_tensor_of_a_batch_is_pinned_for_a_gpu(manifest, monkeypatch):
-    pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    batches(manifest)[0].pin_memory()
-    assert len(pinned) == 4  # images, tokens, index, group
-    batch = batches(manifest, patches=PatchChoice(16, 6))[0].pin_memory()
-    assert batch.patches is pinned[-1]
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pairs", [1, 3, 8])
+def test_batches_do_not_depend_on_the_size_of_their_parts(tmp_path, monkeypatch, workers, pairs):
+    manifest = damaged(tmp_path)
+    options = {"batch": 10, "max_bad": 0.5, "patches": PatchChoice(16, 6), "ends": TextEnds("padding", 0, 20)}
+    whole = batches(manifest, **options)
+    monkeypatch.setattr("fastclip.data.prefetch.LARGEST", pairs)
+    parts = batches(manifest, workers=workers, **options)
+    assert same(whole, parts)
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one.patches, other.patches)
+        assert torch.equal(one.group, other.group)
+        assert (one.lengths, one.bad, one.epoch) == (other.lengths, other.bad, other.epoch)
+    assert whole[0].tokens.shape[1] < 20  # cut to the longest of the batch
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_batch_is_released_before_the_next_is_joined(manifest, on_gpu):
+    """With a GPU, the next one is on the device already, and the one after it is joined."""
+    seen = []
+
+    class Watching(FastDecoder):
+        def train(self, data, seed):
+            assert [ref() for ref in seen] == [None] * len(seen)
+            return super().train(data, seed)
+
+    loader = PairLoader(manifest, Order(30, 8), Watching(AUGMENT), tokenizer, stop_step=5, workers=0)
+    loader._on_gpu = on_gpu
+    for batch in loader:
+        seen.append(weakref.ref(batch))
+        del batch
+    assert len(seen) == 5
+
+
+def test_with_a_gpu_the_next_batch_is_fetched_early_and_its_unusable_samples_count_with_it(tmp_path):
+    order = Order(30, 10, shuffle="none")
+    loader = PairLoader(
+        damaged(tmp_path), order, decoder("exact", AUGMENT), tokenizer, stop_step=3, workers=0, max_bad=0.5
+    )
+    expected = list(loader)
+    loader.bad.samples.clear()
+    loader._on_gpu, found, counted = True, [], []
+    for batch in loader:
+        found.append(batch)
+        counted.append(sorted(loader.bad.samples))
+    assert same(expected, found)
+    assert counted == [[5, 6], [5, 6, 11], [5, 6, 11, 20]]
+
+
+@pytest.mark.slow
+def test_loader_workers_stop_when_as_much_is_in_flight_as_the_budget_allows(manifest, monkeypatch):
+    """Counted by the decoder, in the loader workers' processes."""
+    monkeypatch.setattr("fastclip.data.prefetch.LARGEST", 2)
+    monkeypatch.setattr("fastclip.data.prefetch.BUDGET", 8 * pinned_bytes(2 * 3 * 16 * 16))
+    order, counting = Order(30, 8), CountingDecoder(AUGMENT)
+    loader = PairLoader(manifest, order, counting, tokenizer, stop_step=100, workers=2)
+    assert loader.prefetch == Prefetch(pairs=2, per_worker=3)
+    running = iter(loader)
+    for steps in (1, 2):
+        next(running)
+        most = steps * 8 + 2 * 3 * 2  # pairs: delivered, and in flight over two loader workers
+        wait_until(lambda most=most: counting.decoded.sum() >= most)
+        time.sleep(0.3)
+        assert counting.decoded.sum() == most
+
+
+class CountingDecoder(FastDecoder):
+    """Counts the images that each loader worker has decoded."""
+
+    def __init__(self, augment):
+        super().__init__(augment)
+        self.decoded = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+    def train(self, data, seed):
+        self.decoded[get_worker_info().id] += 1
+        return super().train(data, seed)
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.mark.slow
+def test_a_loader_worker_that_finds_shared_memory_full_ends_the_run_with_advice(manifest):
+    with pytest.raises(DeadLoaderWorker, match="--shm-size"):
+        batches(BusError(manifest.folder), workers=1)
+    with pytest.raises(SmallSharedMemory, match="--shm-size") as caught:
+        batches(FullSharedMemory(manifest.folder), workers=1)
+    assert caught.value.path == "/dev/shm"
+
+
+class FullSharedMemory(Manifest):
+    """As torch in a loader worker whose /dev/shm has no room."""
+
+    def pair_at(self, place):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device")
+
+
+class BusError(Manifest):
+    """As a loader worker that writes to shared memory for which there is no room."""
+
+    def pair_at(self, place):
+        os.kill(os.getpid(), signal.SIGBUS)
+
+
+def test_too_little_shared_memory_is_an_error_before_loader_workers_start(manifest):
+    with pytest.raises(SmallSharedMemory):
+        batches(manifest, workers=2, shared_memory=10_000)
+
+
+def test_a_batch_that_ranks_cannot_divide_is_refused(manifest):
+    with pytest.raises(OptionError) as caught:
+        batches(manifest, world_size=16)
+    assert caught.value.option == "batch.size"
 
 
 def test_images_match_their_captions_and_each_epoch_augments_differently(manifest):
@@ -178,7 +295,7 @@ def test_unusable_sample_is_replaced_by_its_neighbour_logged_and_counted(tmp_pat
     assert sorted(loader.bad.samples) == [5, 6, 11, 20]
     assert loader.bad.summary().startswith("4 pairs ")
     assert "1 × empty caption" in loader.bad.summary()
-    logged = [record.args for record in caplog.records if record.name == "fastclip.data.loader"]
+    logged = [record.args for record in caplog.records if record.name == "fastclip.data.bad_samples"]
     assert sorted(sample for sample, _, _ in logged) == [5, 6, 11, 20]
     assert {file for _, file, _ in logged} == {manifest.where(5)}
     assert {sample: reason for sample, _, reason in logged}[11] == "empty caption"
@@ -212,7 +329,7 @@ def test_error_that_is_not_the_samples_stops_the_loader(manifest, workers):
 
 
 class FailingDisk(Manifest):
-    def image_at(self, place):
+    def pair_at(self, place):
         raise OSError(errno.EIO, "Input/output error")
 
 
@@ -247,14 +364,6 @@ def test_too_many_unusable_samples_raise_with_the_worst_files(tmp_path):
         batches(manifest, shuffle="none", max_bad=0.05, batch=10, stop_step=3)
     assert caught.value.files == {manifest.files[0]: 2}
     assert all(text in str(caught.value) for text in ("5.0%", f"{manifest.files[0]} (2)", "--data.max_bad"))
-
-
-def test_pairs_that_indexing_skipped_count_as_unusable(tmp_path):
-    members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1))]
-    lossy = open_manifest(str(write_tar(tmp_path / "lossy.tar", members)))
-    with pytest.raises(TooManyBadSamples) as caught:
-        batches(lossy)
-    assert (caught.value.reasons, caught.value.files) == ({"no caption": 1}, {lossy.files[0]: 1})
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastclip.config.options import BatchConfig, LossOptions, ModelConfig, PatchDropout, TrainConfig
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
+from fastclip.data.decode import Augment, FastDecoder
 from fastclip.data.patches import PatchChoice
 from fastclip.distributed.world import World
 from fastclip.run.folder import read_metadata
@@ -22,6 +23,7 @@ from fastclip.training import micro_batch, trainer
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.micro_batch import MARGIN, find_micro_batch
 from fastclip.training.out_of_memory import OutOfMemory
+from fastclip.training.step import TrainStep
 from fastclip.training.trainer import train as train_run
 from tests.ranks import run_ranks
 from tests.training.runs import Lab, assert_same_run, final_state, metrics
@@ -215,13 +217,27 @@ def test_images_have_the_size_of_the_model_and_captions_its_whole_context(models
     assert seen == [((B, 3, 16, 16), (B, 12), [12] * B, None)]
 
 
+def test_a_trial_has_the_images_of_the_loader(models, monkeypatch):
+    """As they come from the decoder: they stay on the device while micro-batches of them are normalised."""
+    given, backward = [], TrainStep.backward
+    monkeypatch.setattr(
+        TrainStep,
+        "backward",
+        lambda self, step, inputs, begun: given.append(inputs.images) or backward(self, step, inputs, begun),
+    )
+    towers = limited(build_towers(settings(models), SMALL), 4)
+    build_step(settings(models), towers, N, SMALL, FastDecoder(Augment(image_size=16)))
+    assert [(images.shape, images.dtype) for images in given] == [((B, 16, 16, 3), torch.uint8)] * 3
+
+
 @pytest.mark.parametrize(("until", "kept"), [(0.9, None), (1.0, 2)])
 def test_images_are_whole_unless_every_step_drops_patches(until, kept, models):
     towers = SimpleNamespace(image_size=16, context_length=12, unpadded=None)
     towers.keep_patches = SimpleNamespace(choice=PatchChoice(4, 2))
     config = settings(models)
     config = replace(config, model=replace(config.model, patch_dropout=PatchDropout(0.5, until)))
-    patches = micro_batch._largest_inputs(towers, config, B, torch.device("cpu")).patches
+    form = micro_batch._model_form(towers)
+    patches = micro_batch._largest_inputs(towers, config, B, CPU, form).patches
     assert (None if patches is None else patches.shape) == (None if kept is None else (B, kept))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from fastclip.config.options import BatchConfig, ModelConfig, OptimOptions, PatchDropout, TrainConfig
 from fastclip.config.resolved import resolve
-from fastclip.data.loader import Batch
+from fastclip.data.joining import Batch
 from fastclip.data.order import Order, Samples
 from fastclip.distributed.world import World
 from fastclip.evaluation.features import Encoder

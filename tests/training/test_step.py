@@ -14,11 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastclip.config.options import BatchConfig, LossOptions, ModelConfig, OptimOptions, TrainConfig
 from fastclip.config.resolved import resolve
+from fastclip.data.decode import Augment, FastDecoder
+from fastclip.data.joining import Batch
 from fastclip.data.order import seed_of
 from fastclip.distributed.world import World
 from fastclip.model import build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.objective.loss_step import LossStep
+from fastclip.optim import set_learning_rate
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.step import OpenClipLoss, compile_towers
 from tests.ranks import run_ranks
@@ -565,6 +568,48 @@ def test_micro_batches_are_all_encoded_before_the_loss_and_again_after_it(models
     events = _events(build(models, Case("fastclip-v3", 8)), monkeypatch)
     encoded = ["image tower", "text tower"] * 2
     assert events == ["begin", *encoded, "forward", "_send", "_send", *encoded]
+
+
+# Images are normalised one micro-batch at a time
+
+
+class Recording(FastDecoder):
+    """Records the sizes of what it normalises."""
+
+    def __init__(self, augment):
+        super().__init__(augment)
+        self.finished = []
+
+    def finish(self, batch, device):
+        self.finished.append(len(batch))
+        return super().finish(batch, device)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("micro", "sizes"), [(None, [B]), (6, [6, 6, 4] * 2)])
+def test_images_are_normalised_one_micro_batch_at_a_time_with_the_same_update(
+    micro, sizes, precision, models
+):
+    case = Case("fastclip-v3", micro, precision=precision)
+    pixels = torch.randint(0, 256, (B, 16, 16, 3), generator=torch.Generator().manual_seed(1)).byte()
+    _, tokens, index = batch(0)
+    raw, normalised = build(models, case), build(models, case)
+    raw.decoder = Recording(Augment(image_size=16))
+    raw.update(0, pixels, tokens, index)
+    assert raw.decoder.finished == sizes
+    normalised.update(0, FastDecoder(Augment(image_size=16)).finish(pixels, "cpu"), tokens, index)
+    assert_same_bits(everything(raw), everything(normalised))
+
+
+def test_a_batch_from_the_host_is_moved_and_trained_on_as_it_is(models):
+    case = Case("fastclip-v3", 6, precision="float32")
+    called, updated = build(models, case), build(models, case)
+    images, tokens, index = batch(0)
+    called(Batch(0, 0, images, tokens, None, index, torch.arange(B), []))
+    set_learning_rate(updated.stepper.optimizer, updated.lr(0))
+    updated.loss.set_epoch(0)
+    updated.update(0, images, tokens, index)
+    assert_same_bits(everything(called), everything(updated))
 
 
 # The host does not wait for the device

@@ -1,5 +1,6 @@
 """Statistics between two records: means without skipped steps, streaks of skips, and seconds."""
 
+import weakref
 from math import isnan
 
 import pytest
@@ -127,6 +128,23 @@ def test_time_of_earlier_processes_only_counts_as_elapsed(clock):
     clock.now += 2
     assert stopwatch.elapsed() == 602
     assert stopwatch.record(1, batch=8)["samples_per_second"] == 4
+
+
+def test_a_batch_is_released_before_the_next_is_fetched(clock):
+    class Large:
+        """What a weak reference can point to."""
+
+    seen = []
+
+    def batches():
+        for _ in range(3):
+            assert [ref() for ref in seen] == [None] * len(seen)
+            yield Large()
+
+    for batch in Stopwatch(0.0, 0, clock=clock).waiting(batches()):
+        seen.append(weakref.ref(batch))
+        del batch
+    assert len(seen) == 3
 
 
 def test_waiting_for_data_is_measured_as_a_share_of_the_time(clock):

@@ -115,8 +115,8 @@ class DataConfig:
     """Options of the training transform, e.g. {scale: [0.9, 1.0]}; docs/data.md lists them."""
     keep_decoded: bool = False
     """Decode all images once and cache them in shared memory: for small collections on CPUs."""
-    workers: int = 2
-    """Loader workers per rank; 0 decodes in the training process."""
+    workers: int | Literal["auto"] = "auto"
+    """Loader workers per rank; 0 decodes in the training process. `auto`: one less than the rank's cores."""
     max_bad: float = 0.01
     """Fraction of the pairs that may be unusable before the run stops."""
     timeout: float = 600
@@ -124,7 +124,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_encoding("data.encoding", self.encoding)
-        _check("data.workers", self.workers, self.workers >= 0, "0 or more", 2)
+        workers = self.workers
+        counts = isinstance(workers, int) and workers >= 0
+        _check("data.workers", workers, workers == "auto" or counts, "0 or more, or auto", 2)
         _check("data.window", self.window, self.window >= 1, "at least 1", 20_000)
         _check("data.max_bad", self.max_bad, 0 <= self.max_bad < 1, "in [0, 1)", 0.01)
         _check("data.timeout", self.timeout, 0 <= self.timeout < inf, "finite and at least 0", 600)

@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import isfinite, sqrt
-from typing import Literal, Protocol
+from math import isfinite, prod, sqrt
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -67,6 +67,17 @@ class Augment:
         _check(self)
 
 
+class ImageForm(NamedTuple):
+    """An image as a decoder returns it."""
+
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
 class Decoder(Protocol):
     """The loader's interface to a decoder. A sample's randomness comes from its seed, 0 ≤ seed < 2⁶³.
 
@@ -74,6 +85,7 @@ class Decoder(Protocol):
     """
 
     augment: Augment
+    form: ImageForm
 
     def train(self, data: bytes, seed: int) -> Tensor:
         """Decode and augment one image file, in the form that `finish` takes; raises UnusableSample."""
@@ -93,6 +105,7 @@ class ExactDecoder:
 
     def __init__(self, augment: Augment):
         self.augment, self.steps = augment, (steps := _Steps(augment))
+        self.form = ImageForm((3, augment.image_size, augment.image_size), torch.float32)
         # ToTensor and Normalize applied to the 256 values of each channel: (3, 256)
         values = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(256, 1, 3)
         normalised: Tensor = steps.normalize(steps.to_tensor(Image.fromarray(values)))
@@ -129,6 +142,7 @@ class FastDecoder:
 
     def __init__(self, augment: Augment, oversample: float = 1.0):
         self.augment, self.steps, self.oversample = augment, _Steps(augment), oversample
+        self.form = ImageForm((augment.image_size, augment.image_size, 3), torch.uint8)
         self.mean, self.std = (torch.tensor(x).view(3, 1, 1) for x in (augment.mean, augment.std))
         self.on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 

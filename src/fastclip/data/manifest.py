@@ -42,7 +42,7 @@ from fastclip.data.pairs import (
     Problem,
     not_decodable,
 )
-from fastclip.data.readers import UNUSABLE, OpenFiles, ParquetImages
+from fastclip.data.readers import UNUSABLE, OpenFiles, ParquetImages, Span
 from fastclip.data.remote import is_remote, local_copy, remote_stamp
 from fastclip.data.rows import IN_FILE, IN_TAR, ROW, Place
 from fastclip.data.sources import find_files, list_folder
@@ -52,6 +52,7 @@ from fastclip.text import counted
 
 log = logging.getLogger(__name__)
 VERSION = 2  # of the files in the cache: ids and order stay as they are
+_THREAD_DESCRIPTORS = 64  # of each thread that reads: it takes shards one after another
 _BLOCK = 8192  # rows of a table or folder that count as one block for `shuffle: blocks`
 
 
@@ -120,6 +121,17 @@ class Manifest:
             return local_copy(self.path_of(place)).read_bytes()
         return self._tables.read(self.files[place.file], place.image)
 
+    def pair_at(self, place: Place) -> Sample:
+        """Read a pair: `caption_at`, then `image_at`, but in one read if they are neighbours in a tar."""
+        both = None
+        if place.kind == IN_TAR:
+            caption, image = Span(place.caption, place.caption_size), Span(place.image, place.image_size)
+            both = self._tars.read_neighbours(self.files[place.file], caption, image)
+        if both is not None:
+            return Sample(both[1], _decoded(both[0], self._columns.encoding))
+        text = self.caption_at(place)
+        return Sample(self.image_at(place), text)
+
     def image_content(self, place: Place) -> bytes:
         """What a fingerprint covers of an image: its bytes, or its name if it is a remote file of its own."""
         if place.kind == IN_FILE and is_remote(self.path_of(place)):
@@ -132,13 +144,7 @@ class Manifest:
     def caption_at(self, place: Place) -> str:
         """Read the caption, stripped of white space; UnusableSample if nothing is left or it is not text."""
         encoding = self._columns.encoding if place.kind == IN_TAR else UTF_8
-        try:
-            caption = self.caption_bytes(place).decode(encoding).strip()
-        except UnicodeError:
-            raise UnusableSample(not_decodable(encoding)) from None
-        if not caption:
-            raise UnusableSample("empty caption")
-        return caption
+        return _decoded(self.caption_bytes(place), encoding)
 
     def caption_bytes(self, place: Place) -> bytes:
         """Read the caption as it is stored."""
@@ -180,7 +186,7 @@ class Manifest:
     def reader(self) -> Manifest:
         """The same manifest for another thread: it opens files of its own."""
         other = copy(self)
-        other._tars = OpenFiles(self._tars.versions)
+        other._tars = OpenFiles(self._tars.versions, _THREAD_DESCRIPTORS)
         other._tables = ParquetImages(self._columns, self._tars.versions)
         return other
 
@@ -203,6 +209,16 @@ class Manifest:
         set_aside(self.folder, self._rows)
         advice = "This cached index was set aside: run the same command again, which builds it anew."
         return DamagedFile(error.path, f"{error.problem} {advice}")
+
+
+def _decoded(stored: bytes, encoding: str) -> str:
+    try:
+        caption = stored.decode(encoding).strip()
+    except UnicodeError:
+        raise UnusableSample(not_decodable(encoding)) from None
+    if not caption:
+        raise UnusableSample("empty caption")
+    return caption
 
 
 def open_manifest(

@@ -71,15 +71,19 @@ class Order:
         """All samples of a step, over all ranks."""
         return self._at(np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.int64))
 
-    def local_batch(self, step: int, rank: int, world_size: int) -> Samples:
-        """One rank's part of a step."""
+    def local_batch(self, step: int, rank: int, world_size: int, rows: slice = slice(None)) -> Samples:
+        """One rank's part of a step, or these rows of it."""
+        b = self.local_size(world_size)
+        start = step * self.batch + rank * b
+        return self._at(np.arange(start, start + b, dtype=np.int64)[rows])
+
+    def local_size(self, world_size: int) -> int:
+        """The number of a rank's samples in a step."""
         if self.batch % world_size:
             near = self.batch // world_size * world_size or world_size
             rule = f"must be divisible by the number of ranks, {world_size}"
             raise OptionError("batch.size", self.batch, rule, example=near)
-        b = self.batch // world_size
-        start = step * self.batch + rank * b
-        return self._at(np.arange(start, start + b, dtype=np.int64))
+        return self.batch // world_size
 
     def _at(self, positions: np.ndarray) -> Samples:
         epochs, within = np.divmod(positions, self.n)

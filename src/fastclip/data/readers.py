@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fastclip.data.images import UnusableSample
 from fastclip.data.pairs import Columns
 from fastclip.data.remote import checked_copy, fetch_again, local_copy
 from fastclip.data.tables import NO_IMAGE, find_columns
+from fastclip.files import open_files_limit
 
 
 class ChangedFile(OSError):
@@ -28,14 +29,43 @@ class ChangedFile(OSError):
 UNUSABLE = (UnusableSample, ChangedFile, FileNotFoundError, PermissionError)
 
 
-class OpenFiles:
-    """The files last read; `pread` keeps no position that forked loader workers could disturb."""
+class Span(NamedTuple):
+    """Consecutive bytes of a file."""
 
-    def __init__(self, versions: dict[str, str], limit: int = 64):
+    start: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+    def of(self, data: bytes, offset: int) -> bytes:
+        """These bytes, out of those from `offset` on."""
+        return data[self.start - offset : self.stop - offset]
+
+
+_COPY_DESCRIPTORS = 3  # of a CheckedFile: its own, and one of each of its two maps
+_NEIGHBOURS = 1 << 13  # bytes between two members of a tar that are cheaper to read than a second read
+
+
+def most_descriptors() -> int:
+    """Descriptors for a collection: half of the process's, so that there may be two collections."""
+    return max(16, open_files_limit() // 2 - 128)
+
+
+class OpenFiles:
+    """The files last read; `pread` keeps no position that forked loader workers could disturb.
+
+    `limit` is their number of descriptors; by default enough for each shard of most collections, so that a
+    shuffled epoch opens a shard once in each loader worker.
+    """
+
+    def __init__(self, versions: dict[str, str], limit: int | None = None):
         self.versions, self.limit = versions, limit
         self.files: OrderedDict[str, int | CheckedFile] = (
             OrderedDict()
         )  # descriptors, and copies of remote files
+        self._descriptors = 0
 
     def read(self, path: str, size: int, offset: int) -> bytes:
         file = self._open(path)
@@ -45,7 +75,7 @@ class OpenFiles:
             try:
                 data = file.read(offset, size).tobytes()
             except DamagedFile as error:
-                del self.files[path]
+                self._forget(path)
                 fetch_again(path, self.versions[path], file, error)
                 data = self._open(path).read(offset, size).tobytes()
         if missing := size - len(data):
@@ -53,19 +83,42 @@ class OpenFiles:
             raise ChangedFile(message, path)
         return data
 
+    def read_neighbours(self, path: str, first: Span, second: Span) -> tuple[bytes, bytes] | None:
+        """Two parts of a file in one read; None if they are far apart, or the file ends before them."""
+        start, stop = min(first.start, second.start), max(first.stop, second.stop)
+        if stop - start > first.size + second.size + _NEIGHBOURS:
+            return None
+        try:
+            data = self.read(path, stop - start, start)
+        except ChangedFile:
+            return None
+        return first.of(data, start), second.of(data, start)
+
     def _open(self, path: str) -> Any:
         if path in self.files:
             self.files.move_to_end(path)
             return self.files[path]
+        if self.limit is None:
+            self.limit = most_descriptors()
         copy = checked_copy(path, self.versions[path])
         self.files[path] = os.open(path, os.O_RDONLY) if copy is None else copy
-        if len(self.files) > self.limit:
-            _close(self.files.popitem(last=False)[1])
+        self._descriptors += _descriptors(self.files[path])
+        while self._descriptors > self.limit and len(self.files) > 1:
+            self._forget(next(iter(self.files)))
         return self.files[path]
+
+    def _forget(self, path: str) -> None:
+        file = self.files.pop(path)
+        self._descriptors -= _descriptors(file)
+        _close(file)
 
     def __del__(self) -> None:
         for file in self.files.values():
             _close(file)
+
+
+def _descriptors(file: int | CheckedFile) -> int:
+    return 1 if isinstance(file, int) else _COPY_DESCRIPTORS
 
 
 def _close(file: int | CheckedFile) -> None:
@@ -78,7 +131,7 @@ class ParquetImages:
 
     def __init__(self, columns: Columns, versions: dict[str, str], limit: int = 4):
         self.columns, self.versions, self.limit = columns, versions, limit
-        self.tables: dict[str, tuple] = {}
+        self.tables: OrderedDict[str, tuple] = OrderedDict()
         self.copies: dict[str, CheckedFile] = {}  # of remote files
         self.groups: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
@@ -109,7 +162,9 @@ class ParquetImages:
         return self.groups[path, group][row - (int(ends[group - 1]) if group else 0)].as_py()
 
     def _table(self, path: str) -> tuple:
-        if path not in self.tables:
+        if path in self.tables:
+            self.tables.move_to_end(path)
+        else:
             import pyarrow.parquet as pq
 
             if (copy := checked_copy(path, self.versions[path])) is not None:
@@ -119,6 +174,10 @@ class ParquetImages:
             counts = [table.metadata.row_group(i).num_rows for i in range(table.metadata.num_row_groups)]
             column, _ = find_columns(path, table.schema_arrow.names, self.columns)
             self.tables[path] = (table, np.cumsum(counts), column)
+            while (1 + _COPY_DESCRIPTORS) * len(self.tables) > most_descriptors() and len(self.tables) > 1:
+                oldest, (table, *_) = self.tables.popitem(last=False)
+                table.close()
+                self.copies.pop(oldest, None)
         return self.tables[path]
 
 

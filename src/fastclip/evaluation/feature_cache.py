@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from xxhash import xxh3_128
 
-from fastclip.data.loader import BadSample
+from fastclip.data.bad_samples import BadSample
 from fastclip.evaluation.features import Encoder, ImageFeatures, Images, Progress
 from fastclip.files import sync, temporary_path
 from fastclip.model import TwoTowers

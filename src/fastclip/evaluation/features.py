@@ -18,10 +18,14 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from fastclip.data.bad_samples import BadSample
+from fastclip.data.batch_parts import Tokenizer
 from fastclip.data.images import upright_rgb
-from fastclip.data.loader import BadSample, Tokenizer, leave_group
+from fastclip.data.loader import leave_group
+from fastclip.data.machine import Share
 from fastclip.data.manifest import Manifest
 from fastclip.data.pairs import caption_lines
+from fastclip.data.prefetch import whole_batches
 from fastclip.data.readers import UNUSABLE
 from fastclip.distributed.world import World
 from fastclip.errors import InputError, OptionError, PathError
@@ -98,11 +102,13 @@ class Encoder:
         """Features of the usable images; the others are listed in `bad`. It is an error if none is usable."""
         batches = self._batches(len(images))
         start, stop = batches.start * self.batch_size, min(batches.stop * self.batch_size, len(images))
+        workers, in_flight = self._prefetch()
         loader = DataLoader(
             _ImageBatches(images, self.transform, self.batch_size),
             sampler=batches,
             batch_size=None,  # the dataset makes complete batches
-            num_workers=self.workers,
+            num_workers=workers,
+            prefetch_factor=in_flight if workers else None,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # otherwise it draws from the global generator
             worker_init_fn=leave_group,
@@ -159,6 +165,13 @@ class Encoder:
         """The batches of this rank."""
         batches, rank = -(-items // self.batch_size), self.world.rank
         return range(batches * rank // self.world.size, batches * (rank + 1) // self.world.size)
+
+    def _prefetch(self) -> tuple[int, int]:
+        """Loader workers, and batches in flight for each."""
+        size = self.clip.visual.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        batch_bytes = self.batch_size * 3 * height * width * torch.float32.itemsize
+        return whole_batches(batch_bytes, self.workers, Share.of(self.world).shared_memory)
 
     def _encode_images(self, pixels: Tensor) -> Tensor:
         try:
@@ -223,9 +236,7 @@ class _Pairs:
         return len(self.manifest)
 
     def image(self, number: int) -> bytes:
-        place = self.manifest.place(number)
-        self.manifest.caption_at(place)
-        return self.manifest.image_at(place)
+        return self.manifest.pair_at(self.manifest.place(number)).image
 
     def where(self, number: int) -> str:
         return self.manifest.where(number)

@@ -6,16 +6,17 @@ The only files opened here are pretrained weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import ceil
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fastclip.config.resolved import Resolved
+from fastclip.data.decode import Decoder
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError
 from fastclip.model import TwoTowers, build_model
@@ -59,14 +60,14 @@ def build_step(
     towers: TwoTowers,
     num_samples: int,
     world: World,
-    finish: Callable[[Tensor, torch.device], Tensor] = Tensor.to,
+    decoder: Decoder | None = None,
     total: int | None = None,
     found: int | None = None,
 ) -> TrainStep:
     """Build the loss, the optimizer and the training step for these towers.
 
     Args:
-        finish: moves the loader's images to the device, e.g. `Decoder.finish`.
+        decoder: of the loader's images; None: they are as the model takes them.
         total: number of steps; None: those of a new run.
         found: the size that `batch.micro: auto` found earlier; None: find it.
     """
@@ -91,7 +92,7 @@ def build_step(
         loss,
         Stepper(optimizer, slow_tau=slow_tau, clip=optim.clip, scaler=scaler),
         lr=partial(learning_rate, peak=optim.lr, warmup=warmup, total=total, min_lr=optim.min_lr),
-        finish=finish,
+        decoder=decoder,
         micro=found if micro == "auto" else micro,
         whole_images_from=round(config.model.patch_dropout.until * total),
         autocast=AUTOCAST.get(config.precision),

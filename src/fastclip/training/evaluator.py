@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastclip.config.resolved import Resolved
-from fastclip.data.loader import Tokenizer
+from fastclip.data.batch_parts import Tokenizer
 from fastclip.distributed.agreement import require_same
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError
@@ -20,24 +20,24 @@ from fastclip.training.training_pairs import open_manifest_of, require_same_pair
 
 
 def open_evaluator(
-    config: Resolved, towers: TwoTowers, tokenizer: Tokenizer, world: World
+    config: Resolved, towers: TwoTowers, tokenizer: Tokenizer, world: World, workers: int
 ) -> Evaluator | None:
-    """None if there is nothing to evaluate."""
+    """None if there is nothing to evaluate. `workers`: loader workers."""
     if config.evaluate.pairs is None and config.evaluate.tasks is None:
         return None
-    return Evaluator(config, towers, tokenizer, world)
+    return Evaluator(config, towers, tokenizer, world, workers)
 
 
 class Evaluator:
     """Scores the towers in their current state; all ranks must take part, and get the same scores."""
 
-    def __init__(self, config: Resolved, towers: TwoTowers, tokenizer: Tokenizer, world: World):
+    def __init__(self, config: Resolved, towers: TwoTowers, tokenizer: Tokenizer, world: World, workers: int):
         self.best = config.evaluate.best or ("mean_recall@1" if config.evaluate.pairs else "tasks_mean")
         self.encoder = Encoder(
             towers,
             world,
             tokenizer=tokenizer,
-            workers=config.data.workers,
+            workers=workers,
             autocast=AUTOCAST.get(config.precision),
         )
         pairs = config.evaluate.pairs

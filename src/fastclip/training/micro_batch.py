@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fastclip.config.resolved import Resolved
+from fastclip.data.decode import ImageForm
 from fastclip.distributed.world import World
 from fastclip.model import TwoTowers
 from fastclip.objective.groups import groups_of
@@ -88,8 +89,12 @@ def _try(train_step: TrainStep, config: Resolved, local_batch: int, world: World
     gpus = [world.device] if world.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=gpus), _margin(world):
-            inputs = _largest_inputs(train_step.towers, config, local_batch, world.device)
+            decoder, towers = train_step.decoder, train_step.towers
+            form = _model_form(towers) if decoder is None else decoder.form
+            inputs = _largest_inputs(towers, config, local_batch, world.device, form)
+            following = torch.empty_like(inputs.images) if gpus else None  # copied to a GPU meanwhile
             train_step.backward(0, inputs, _LocalStep(train_step.loss, world.size))
+            del following
     except torch.OutOfMemoryError as error:
         return str(error)
     return None
@@ -111,10 +116,16 @@ def _free(train_step: TrainStep) -> None:
         torch.cuda.reset_peak_memory_stats(train_step.world.device)
 
 
-def _largest_inputs(towers: TwoTowers, config: Resolved, local_batch: int, device: torch.device) -> Inputs:
+def _model_form(towers: TwoTowers) -> ImageForm:
+    return ImageForm((3, towers.image_size, towers.image_size), torch.float32)
+
+
+def _largest_inputs(
+    towers: TwoTowers, config: Resolved, local_batch: int, device: torch.device, form: ImageForm
+) -> Inputs:
     """Images of the model's size, whole unless all steps drop patches; captions of its whole context."""
-    side, length = towers.image_size, towers.context_length
-    images = torch.zeros(local_batch, 3, side, side, device=device)
+    length = towers.context_length
+    images = torch.zeros(local_batch, *form.shape, dtype=form.dtype, device=device)
     tokens = torch.zeros(local_batch, length, dtype=torch.int64, device=device)
     lengths, patches = None if towers.unpadded is None else [length] * local_batch, None
     if towers.keep_patches is not None and config.model.patch_dropout.until == 1:

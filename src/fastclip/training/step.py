@@ -16,7 +16,8 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastclip.data.loader import Batch
+from fastclip.data.decode import Decoder
+from fastclip.data.joining import Batch
 from fastclip.data.order import seed_of
 from fastclip.distributed.world import World
 from fastclip.model import TwoTowers
@@ -120,6 +121,7 @@ class Inputs(NamedTuple):
     """What the towers encode."""
 
     images: Tensor
+    """As the decoder returns them: micro-batches are normalised one at a time."""
     tokens: Tensor
     lengths: list[int] | None
     """Of the captions, if their padding is left out."""
@@ -147,7 +149,7 @@ class TrainStep:
         towers: the model.
         model: the same, wrapped in DDP if there are several ranks.
         lr: maps a step to its learning rate.
-        finish: moves a batch's images to the device.
+        decoder: of the batches' images; None: they are as the model takes them.
         micro: pairs encoded at a time; None: the whole local batch.
         whole_images_from: the step from which no patches are dropped.
         autocast: dtype in which the towers compute; None: that of the weights.
@@ -162,7 +164,7 @@ class TrainStep:
         stepper: Stepper,
         *,
         lr: Callable[[int], float],
-        finish: Callable[[Tensor, torch.device], Tensor],
+        decoder: Decoder | None,
         micro: int | None,
         whole_images_from: int,
         autocast: torch.dtype | None,
@@ -170,7 +172,7 @@ class TrainStep:
         world: World,
     ):
         self.towers, self.model, self.loss, self.stepper = towers, model, loss, stepper
-        self.lr, self.finish, self.world, self.whole_images_from = lr, finish, world, whole_images_from
+        self.lr, self.decoder, self.world, self.whole_images_from = lr, decoder, world, whole_images_from
         self.micro, self.autocast, self.seed = micro, autocast, seed
         self._names = {parameter: f"model.{name}" for name, parameter in towers.named_parameters()}
         for group in loss.parameter_groups():
@@ -180,7 +182,7 @@ class TrainStep:
         """Train on a batch from the loader."""
         set_learning_rate(self.stepper.optimizer, self.lr(batch.step))
         self.loss.set_epoch(batch.epoch)
-        images = self.finish(batch.images, self.world.device)
+        images = batch.images.to(self.world.device, non_blocking=True)
         tokens = batch.tokens.to(self.world.device, non_blocking=True)
         group = batch.group if self.loss.settings.negatives == "distinct" else None
         patches = None
@@ -252,9 +254,10 @@ class TrainStep:
             self.stepper.scaler.load_state_dict(metadata["scaler"])
 
     def _whole(self, step: int, inputs: Inputs, begun: BegunStep) -> LossOutput:
-        with self._precision(inputs.images):
+        images = self._finished(inputs.images)
+        with self._precision(images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, 0))
-            features = self.model(inputs.images, inputs.tokens, begun.images, inputs.lengths, inputs.patches)
+            features = self.model(images, inputs.tokens, begun.images, inputs.lengths, inputs.patches)
             out = begun.forward(*features)
         self._scaled(out.value).backward()
         return out
@@ -284,10 +287,14 @@ class TrainStep:
         return out
 
     def _encode(self, step: int, number: int, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        images = self._finished(inputs.images)
         # A new context each time: autocast must not reuse copies of weights that were made without a graph.
-        with self._precision(inputs.images):
+        with self._precision(images):
             torch.manual_seed(seed_of(self.seed, step, self.world.rank, number))
-            return self.model(inputs.images, inputs.tokens, None, inputs.lengths, inputs.patches)
+            return self.model(images, inputs.tokens, None, inputs.lengths, inputs.patches)
+
+    def _finished(self, images: Tensor) -> Tensor:
+        return images if self.decoder is None else self.decoder.finish(images, self.world.device)
 
     def _precision(self, images: Tensor) -> AbstractContextManager:
         if self.autocast is None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fastclip.data.loader import Batch
+from fastclip.data.joining import Batch
 
 
 class StepStats:
@@ -66,6 +66,7 @@ class Stopwatch:
             if batch is None:
                 return
             yield batch
+            del batch  # before the next one is fetched: it may be large
 
     @contextmanager
     def paused(self) -> Iterator[None]:

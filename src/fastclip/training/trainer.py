@@ -92,7 +92,7 @@ def train(config: Resolved, world: World) -> Trainer:
         with explained(partial(model_too_large, config, world)):
             towers = build_towers(config, world)
             pairs = open_training_pairs(config, towers, world)
-            evaluator = open_evaluator(config, towers, pairs.tokenizer, world)
+            evaluator = open_evaluator(config, towers, pairs.tokenizer, world, pairs.workers)
             trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
         trainer.run(newest)
     return trainer
@@ -161,10 +161,10 @@ class Trainer:
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep)
         self.num_samples = len(pairs.manifest)
         self.total = config.total_steps(self.num_samples) if saved is None else total_steps(saved)
-        finish = pairs.decoder.finish
         self.micro_conditions = conditions(config, world)
         found = found_before(saved, self.micro_conditions)
-        self.train_step = build_step(config, towers, self.num_samples, world, finish, self.total, found)
+        decoder = pairs.decoder
+        self.train_step = build_step(config, towers, self.num_samples, world, decoder, self.total, found)
         self.step = 0  # steps done
         self.best: dict = {}  # score and step of the best evaluation
         self.step_stats = StepStats(world.device)
@@ -206,6 +206,7 @@ class Trainer:
                     result = self.train_step(batch)
                 self.step_stats.add(result.stats["loss"], result.finite)
                 self.step = batch.step + 1
+                del batch  # its memory, for the next one
                 self.telemetry.tick(self.step)
                 at_end = self.step == self.total
                 if at_end or self.step % config.log.every_steps == 0:

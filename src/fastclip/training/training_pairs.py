@@ -12,10 +12,12 @@ from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Augment, Decoder, decoder
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.loader import PairLoader
+from fastclip.data.machine import Share
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order
 from fastclip.data.pairs import Columns, SourceError
 from fastclip.data.patches import PatchChoice
+from fastclip.data.prefetch import loader_workers
 from fastclip.data.tokenize import TextEnds, Tokenizer
 from fastclip.distributed.agreement import require_same
 from fastclip.distributed.world import World
@@ -38,6 +40,8 @@ class TrainingPairs:
     ends: TextEnds | None
     patches: PatchChoice | None
     decoded: DecodedCache | None
+    workers: int  # loader workers
+    share: Share  # of the machine, for this rank
 
     def loader(self, config: DataConfig, world: World, start_step: int, stop_step: int) -> PairLoader:
         return PairLoader(
@@ -49,7 +53,9 @@ class TrainingPairs:
             stop_step=stop_step,
             rank=world.rank,
             world_size=world.size,
-            workers=config.workers,
+            workers=self.workers,
+            device=world.device,
+            shared_memory=self.share.shared_memory,
             decoded=self.decoded,
             max_bad=config.max_bad,
             timeout=config.timeout,
@@ -112,6 +118,7 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
         with world.main_first(), progress("decoding", "images") as update:
             shown = update if world.is_main else None
             decoded = DecodedCache.open(manifest, augment.max_pixels, progress=shown)
+    share = Share.of(world)
     return TrainingPairs(
         manifest,
         order,
@@ -120,6 +127,8 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
         None if towers.unpadded is None else towers.unpadded.ends,
         None if towers.keep_patches is None else towers.keep_patches.choice,
         decoded,
+        loader_workers(config.data.workers, share),
+        share,
     )
 
 

@@ -9,7 +9,7 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastclip.config.options import BatchConfig, LossOptions, ModelConfig, TrainConfig
+from fastclip.config.options import BatchConfig, DataConfig, LossOptions, ModelConfig, TrainConfig
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError
@@ -69,6 +69,16 @@ def test_weights_gradients_optimizer_and_state_are_exactly_those_of_a_run(algori
     assert estimate.optimizer == nbytes(v for s in states for v in s.values() if isinstance(v, torch.Tensor))
     state = getattr(train_step.loss, "sample_state", None)
     assert estimate.state == (0 if state is None else nbytes([*state.columns.values(), state.visited]))
+
+
+@pytest.mark.parametrize(("decoder", "size"), [("fast", 1), ("exact", 4)])
+def test_the_next_batch_is_on_the_device_too_and_images_are_normalised_in_micro_batches(decoder, size, tiny):
+    data = DataConfig(decoder=decoder)
+    values, tokens = 3 * MODEL["vision_cfg"]["image_size"] ** 2, 8 * MODEL["text_cfg"]["context_length"]
+    two_batches = 2 * 8 * (values * size + tokens)
+    normalised = 4 * values if decoder == "fast" else 0
+    assert counted(tiny(data=data)).batch == two_batches + 8 * normalised
+    assert counted(tiny(data=data, batch=BatchConfig(8, micro=2))).batch == two_batches + 2 * normalised
 
 
 @pytest.mark.parametrize("freeze", ["image", "text"])

@@ -41,7 +41,7 @@ class Memory(NamedTuple):
     weights: int  # including the towers' buffers and τ
     gradients: int
     optimizer: int
-    batch: int  # images and tokens
+    batch: int  # images and tokens of this step and the next; images of a micro-batch, normalised
     features: int  # local, gathered, and their gradients
     loss: int  # tiles of similarities; logits of open_clip's losses (an estimate)
     state: int | None  # this rank's part of the sample state; None if the number of pairs is unknown
@@ -169,12 +169,11 @@ def memory(
     own_tau = not row.peer and row.temperature != "individual"  # one τ, in the loss
     trained_tau = own_tau and row.temperature == "learnable"
     gradients = size.trained + trained_tau * dtype.itemsize
-    pair = 3 * size.image_size**2 * dtype.itemsize + size.context_length * 8
     return Memory(
         weights=size.weights + size.buffers + own_tau * dtype.itemsize,
         gradients=gradients,
         optimizer=_optimizer_bytes(config, gradients, size.trained_tensors + trained_tau),
-        batch=local_batch * pair,
+        batch=_batch_bytes(config, size, local_batch),
         features=_feature_bytes(config, ranks, local_batch, size.features),
         loss=_loss_bytes(config, ranks, local_batch, size.features),
         state=state_bytes(config, num_pairs, ranks),
@@ -208,6 +207,20 @@ def tile_bytes(sims: list[Similarity]) -> int:
     tiles = [sim.tile_rows * sim.tile_cols for sim in sims]
     again = max(0 if sim.keeps else tile for sim, tile in zip(sims, tiles, strict=True))
     return (whole + sum(tiles) + again) * size
+
+
+def _batch_bytes(config: Resolved, size: ModelSize, b: int) -> int:
+    """The next batch is copied to the device during a step. `exact` images are normalised already."""
+    values, fast, dtype = 3 * size.image_size**2, config.data.decoder == "fast", dtype_of(config)
+    decoded = values * (torch.uint8 if fast else torch.float32).itemsize
+    normalised = values * dtype.itemsize if fast or dtype != torch.float32 else 0
+    return 2 * b * (decoded + size.context_length * 8) + _at_a_time(config, b) * normalised
+
+
+def _at_a_time(config: Resolved, b: int) -> int:
+    """Pairs of a micro-batch; auto splits a batch only if it must."""
+    micro = config.batch.micro
+    return min(b, micro) if isinstance(micro, int) else b
 
 
 def _optimizer_bytes(config: Resolved, trained: int, tensors: int) -> int:
@@ -251,9 +264,7 @@ def _loss_bytes(config: Resolved, K: int, b: int, d: int) -> int:
 def _activations(config: Resolved, size: ModelSize, b: int, per_pair: Range | None) -> Range | None:
     if per_pair is None or config.model.gradient_checkpointing:
         return None
-    micro = config.batch.micro
-    at_a_time = min(b, micro) if isinstance(micro, int) else b  # auto splits a batch only if it must
-    low, high = (at_a_time * count for count in per_pair)
+    low, high = (_at_a_time(config, b) * count for count in per_pair)
     if config.precision not in ("bfloat16", "float16"):
         return Range(low, high)
     copies = (size.weights - size.embeddings) // 2

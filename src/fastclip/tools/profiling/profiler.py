@@ -75,7 +75,7 @@ def _steps(config: Resolved, world: World, steps: int, warmup: int) -> Generator
             f"requires a run of {count:,} steps with warmup, but this run has {total:,}",
             advice=f"Pass --epochs {epochs}, a smaller --batch.size, or fewer --steps.",
         )
-    train_step = build_step(config, towers, num_samples, world, pairs.decoder.finish)
+    train_step = build_step(config, towers, num_samples, world, pairs.decoder)
     batches = iter(pairs.loader(config.data, world, 0, count))
     for _ in range(count):
         with record_function(WAITING_FOR_DATA):

@@ -1,0 +1,55 @@
+"""Unusable pairs are logged once, counted over ranks and resumes, and limited."""
+
+import logging
+
+import pytest
+
+from fastclip.data.bad_samples import BadSample, BadSampleLog, TooManyBadSamples
+from fastclip.data.manifest import open_manifest
+from tests.data.collections import png, write_shards, write_tar
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return open_manifest(str(write_shards(tmp_path / "data", 30, 3)))
+
+
+def sample(manifest, number, reason="truncated PNG"):
+    return BadSample(number, manifest.where(number), reason)
+
+
+def test_a_sample_is_logged_and_counted_once(manifest, caplog):
+    bad = BadSampleLog(manifest, 0.5)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            bad.add([sample(manifest, 3), sample(manifest, 12)])
+    assert [record.args[0] for record in caplog.records] == [3, 12]
+    assert [one.id for one in bad.take_new()] == [3, 12]
+    assert bad.take_new() == []
+    assert bad.summary().startswith("2 pairs ")
+
+
+def test_samples_of_a_resumed_run_are_counted_and_not_logged_again(manifest, caplog):
+    bad = BadSampleLog(manifest, 0.5)
+    bad.restore([list(sample(manifest, 3))])  # as JSON has them
+    bad.add([sample(manifest, 3)])
+    assert bad.samples == {3: sample(manifest, 3)}
+    assert bad.take_new() == []
+    assert not caplog.records
+
+
+def test_too_many_raise_with_reasons_and_files(manifest):
+    bad = BadSampleLog(manifest, 0.05)
+    with pytest.raises(TooManyBadSamples) as caught:
+        bad.add([sample(manifest, 3), sample(manifest, 12)])
+    assert caught.value.reasons == {"truncated PNG": 2}
+    assert caught.value.files == {manifest.files[0]: 1, manifest.files[1]: 1}
+
+
+def test_pairs_that_indexing_skipped_count(tmp_path):
+    members = [("a.png", png(0)), ("a.txt", b"x"), ("b.png", png(1))]
+    lossy = open_manifest(str(write_tar(tmp_path / "lossy.tar", members)))
+    with pytest.raises(TooManyBadSamples) as caught:
+        BadSampleLog(lossy, 0.1)
+    assert (caught.value.reasons, caught.value.files) == ({"no caption": 1}, {lossy.files[0]: 1})
+    assert BadSampleLog(lossy, 0.6).summary().startswith("1 pairs ")
