@@ -141,13 +141,12 @@ def _score_all(
     workers: int,
 ) -> list[Result] | None:
     """Results in the order of the tasks, on rank 0."""
-    import torch
-
     from fastclip.distributed.agreement import require_same
     from fastclip.distributed.world import join_world, silence_other_ranks
     from fastclip.evaluation.feature_cache import model_key
     from fastclip.evaluation.features import Encoder
     from fastclip.evaluation.run_tasks import evaluate
+    from fastclip.precision import AUTOCAST, check_precision
     from fastclip.run.load import load_towers
     from fastclip.run.results import append_result, read_results
 
@@ -155,11 +154,11 @@ def _score_all(
         silence_other_ranks(world)
         options = {"precision": precision, "batch_size": batch_size, "out": str(out), "tasks": [*folders]}
         require_same(world, options)  # before any other collective: ranks that differ could hang
-        autocast = None if precision == "float32" else getattr(torch, precision)
+        check_precision(precision, world.device)
         towers = load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=world.device)
-        key = model_key(towers, autocast)
+        key = model_key(towers, AUTOCAST.get(precision))
         require_same(world, {"model": f"{model} with weights {key}"})  # a run may save while it is loaded
-        encoder = Encoder(towers, world, batch_size=batch_size, workers=workers, autocast=autocast)
+        encoder = Encoder(towers, world, batch_size=batch_size, workers=workers, precision=precision)
         file = out / "results.jsonl"
         if world.is_main:
             out.mkdir(parents=True, exist_ok=True)

@@ -17,21 +17,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastclip.config.resolved import Resolved
 from fastclip.distributed.world import World
-from fastclip.errors import OptionError
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
+from fastclip.precision import AUTOCAST, set_precision
 from fastclip.training.micro_batch import find_micro_batch
 from fastclip.training.step import Loss, OpenClipLoss, TrainStep, compile_towers
 
 log = logging.getLogger(__name__)
 MAX_DEFAULT_WARMUP = 10_000  # steps; the paper's value for its medium and large settings
-AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def build_towers(config: Resolved, world: World) -> TwoTowers:
-    """Build the model, identical on every rank."""
+    """Build the model, identical on every rank, and set the precision in which it trains."""
     row, model = config.loss.algorithm, config.model
+    set_precision(config.precision, world.device)
     towers = build_model(
         model.name,
         pretrained=model.pretrained,
@@ -70,7 +70,6 @@ def build_step(
         total: number of steps; None: those of a new run.
         found: the size that `batch.micro: auto` found earlier; None: find it.
     """
-    _set_float32_precision(config.precision, world.device)
     loss = _build_loss(config, towers, num_samples, world)
     optim, total = config.optim, total or config.total_steps(num_samples)
     optimizer = build_optimizer(
@@ -141,17 +140,6 @@ def _build_loss(config: Resolved, towers: TwoTowers, num_samples: int, world: Wo
 
 def _dtype(config: Resolved) -> torch.dtype:
     return torch.float64 if config.precision == "float64" else torch.float32
-
-
-def _set_float32_precision(precision: str, device: torch.device) -> None:
-    if device.type != "cuda":
-        if precision == "tf32":
-            advice = "On a CPU, pass --precision float32 or --precision bfloat16."
-            raise OptionError("precision", precision, "requires an NVIDIA GPU", advice=advice)
-        return
-    mode = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from fastclip.evaluation.suites import measure_of
 from fastclip.evaluation.task_layout import Task, find_tasks, open_task
 from fastclip.evaluation.zero_shot import score
 from fastclip.model import TwoTowers
-from fastclip.training.build import AUTOCAST
 from fastclip.training.training_pairs import open_manifest_of, require_same_pairs
 
 
@@ -38,7 +37,7 @@ class Evaluator:
             world,
             tokenizer=tokenizer,
             workers=config.data.workers,
-            autocast=AUTOCAST.get(config.precision),
+            precision=config.precision,
         )
         pairs = config.evaluate.pairs
         self.pairs = None if pairs is None else open_manifest_of(pairs, config.data, world)
