@@ -134,10 +134,10 @@ class Stepper:
             raise OptionError("optim.clip", clip, "must be finite and above 0", example=1.0, advice=advice)
         self.optimizer, self.slow_tau, self.clip, self.scaler = optimizer, slow_tau, clip, scaler
         self._model: list[Parameter] = []
-        self._tau: list[Parameter] = []
+        self.tau: list[Parameter] = []
         for group in optimizer.param_groups:
-            (self._tau if group["role"] == "tau" else self._model).extend(group["params"])
-        if slow_tau is not None and not any(slow_tau is tau for tau in self._tau):
+            (self.tau if group["role"] == "tau" else self._model).extend(group["params"])
+        if slow_tau is not None and not any(slow_tau is tau for tau in self.tau):
             problem = "is not in the optimizer's group of τ. Pass the loss's trained log_scale, or None."
             raise InputError("slow_tau", problem)
         self._device_skips = all(group.get("fused") for group in optimizer.param_groups)
@@ -162,7 +162,7 @@ class Stepper:
     def _norms(self) -> tuple[Tensor, Tensor]:
         """The norms of the model's gradients, and of all gradients."""
         model = get_total_norm([p.grad for p in self._model if p.grad is not None])
-        tau = [p.grad for p in self._tau if p.grad is not None]
+        tau = [p.grad for p in self.tau if p.grad is not None]
         return model, get_total_norm([model, *tau]) if tau else model
 
     def _step_if(self, finite: Tensor) -> None:

@@ -66,6 +66,8 @@ class Evaluator:
             scores["tasks_mean"] = sum(main_scores) / len(main_scores)
         if self.best not in scores:
             raise OptionError.unknown("evaluate.best", self.best, scores)
+        # Rank 0's, as last bits may differ between GPUs: a new best leads to a save, which all ranks join.
+        scores = self.encoder.world.agree(scores)
         return {self.best: scores[self.best], **scores}  # first, for displays that show only some
 
 

@@ -269,6 +269,7 @@ class Trainer:
 
     def _save(self, loader: PairLoader, stopwatch: Stopwatch, must: bool) -> None:
         self._agree_on_buffers()
+        self._agree_on_tau()
         self._share_bad(loader)  # rank 0 saves them
         metadata = {
             "step": self.step,
@@ -331,6 +332,14 @@ class Trainer:
         if self.world.size > 1:
             for buffer in self.train_step.towers.buffers():
                 dist.broadcast(buffer, src=0)
+
+    def _agree_on_tau(self) -> None:
+        """Copy rank 0's τ and its moments to all ranks: they are outside DDP, and only rank 0's are saved."""
+        if self.world.size > 1:
+            stepper = self.train_step.stepper
+            for tau in stepper.tau:
+                for tensor in (tau.detach(), *stepper.optimizer.state[tau].values()):
+                    dist.broadcast(tensor, src=0)
 
     def _export(self, folder: Path) -> None:
         """Export the model, which was just saved, with its model card."""
