@@ -30,6 +30,12 @@ LR, DECAY, BETAS, EPS = 1e-2, 0.1, (0.9, 0.98), 1e-6
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
 VISION = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 4, "image_size": 16}
 TEXT = {"context_length": 8, "vocab_size": 64, "width": 16, "heads": 2, "layers": 1}
+COCA = {  # its decoder of captions has no part in the features
+    "vision_cfg": VISION | {"attentional_pool": True, "attn_pooler_heads": 2, "output_tokens": True},
+    "text_cfg": TEXT | {"embed_cls": True, "output_tokens": True},
+    "multimodal_cfg": TEXT | {"attn_pooler_heads": 2},
+    "custom_text": True,
+}
 PEERS = ["openclip", "siglip"]
 ALGORITHMS = ["fastclip-v1", "fastclip-v2", "fastclip-v3", "mbcl", *PEERS]
 
@@ -52,6 +58,7 @@ class Case(NamedTuple):
 PLAIN = [
     Case(algorithm, micro) for algorithm in ALGORITHMS for micro in (None, 2, 3)
 ]  # 3 leaves a remainder of 2
+PLAIN += [Case("fastclip-v3", micro, "coca") for micro in (None, 2)]
 DROPOUT = [Case(name, 2, "dropout") for name in ("fastclip-v1", "fastclip-v2", "fastclip-v3", "openclip")]
 DROPOUT.append(Case("fastclip-v3", None, "dropout"))
 FROZEN = [
@@ -81,12 +88,15 @@ def models(tmp_path_factory):
 
 
 def write_models(folder):
-    """open_clip configs by name: without and with dropout."""
-    visions = {"plain": VISION, "dropout": VISION | {"patch_dropout": 0.5}}
-    for name, vision in visions.items():
-        config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": TEXT}
-        (folder / f"step-{name}.json").write_text(json.dumps(config))
-    return {name: str(folder / f"step-{name}.json") for name in visions}
+    """open_clip configs by name: without and with dropout, and CoCa's."""
+    configs = {
+        "plain": {"vision_cfg": VISION, "text_cfg": TEXT},
+        "dropout": {"vision_cfg": VISION | {"patch_dropout": 0.5}, "text_cfg": TEXT},
+        "coca": COCA,
+    }
+    for name, config in configs.items():
+        (folder / f"step-{name}.json").write_text(json.dumps({"embed_dim": 16} | config))
+    return {name: str(folder / f"step-{name}.json") for name in configs}
 
 
 def build(models, case, world=ALONE):

@@ -49,9 +49,34 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
     )
     if not row.peer:
         towers.freeze_logit_scale()  # τ is a parameter of the loss
+    freeze_unused(towers)
     if model.compile:
         compile_towers(towers)
     return towers
+
+
+def freeze_unused(towers: TwoTowers) -> list[str]:
+    """Freeze and name the parameters that no feature depends on, such as CoCa's decoder of captions.
+
+    DDP would wait for their gradients forever. They are found by a pass over two pairs, in evaluation mode:
+    it draws no random numbers and changes no statistics.
+    """
+    side, scale = towers.image_size, towers.clip.logit_scale
+    images = torch.zeros(2, 3, side, side, device=scale.device)
+    tokens = torch.ones(2, towers.context_length, dtype=torch.int64, device=scale.device)
+    features = [some for some in towers.eval()(images, tokens) if some.requires_grad]
+    towers.train()
+    torch.autograd.backward([some.sum() for some in features])
+    named = [(name, p) for name, p in towers.named_parameters() if not name.startswith("clip.logit_")]
+    unused = {name: p for name, p in named if p.requires_grad and p.grad is None}
+    towers.zero_grad(set_to_none=True)
+    for parameter in unused.values():
+        parameter.requires_grad_(False)
+    if unused:
+        parts = ", ".join(sorted({".".join(name.split(".")[1:3]) for name in unused}))
+        count = sum(parameter.numel() for parameter in unused.values())
+        log.info("Not trained: %s parameters that no feature depends on (%s).", f"{count:,}", parts)
+    return [*unused]
 
 
 def build_step(
