@@ -8,6 +8,7 @@ import torch
 
 from fastclip.cli import main
 from fastclip.distributed.world import World
+from fastclip.model import build_model
 from fastclip.run.folder import read_metadata
 from fastclip.run.metrics_file import read_metrics
 from fastclip.training import evaluator as evaluator_module
@@ -91,6 +92,7 @@ def _scores_of_a_rank(rank, size):
     evaluator_module.recalls = lambda *_: {"mean_recall@1": 0.5 + rank * 1e-9}
     evaluator = object.__new__(evaluator_module.Evaluator)  # without its data
     features = SimpleNamespace(image_bd=None, text_md=None, image_of_text=None)
-    evaluator.encoder = SimpleNamespace(world=world, pairs=lambda pairs: features)
+    model = build_model("vit-scenes", device="cpu")
+    evaluator.encoder = SimpleNamespace(model=model, world=world, pairs=lambda pairs: features)
     evaluator.best, evaluator.pairs, evaluator.tasks = "mean_recall@1", "held out", []
     return evaluator.measure()

@@ -20,7 +20,8 @@ from fastclip.model import build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.objective.loss_step import LossStep
 from fastclip.training.build import build_step, build_towers
-from fastclip.training.step import OpenClipLoss, compile_towers
+from fastclip.training.compiling import compile_towers
+from fastclip.training.step import OpenClipLoss
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(300)  # the first test with several ranks pays for their start
@@ -627,7 +628,8 @@ def test_a_step_reads_nothing_from_the_device(name, micro, optimizer, models, mo
 def test_a_step_on_a_gpu_never_waits_for_the_host(name, micro, models, monkeypatch):
     """Fake CUDA tensors raise on a read and on mixed devices. Backward needs a real GPU and is replaced."""
     towers = build(models, Case(name, micro, "dropout", precision="float32")).towers
-    config = resolve(TrainConfig(algorithm=name, seed=SEED, batch=BatchConfig(B, micro)))
+    model = ModelConfig(compile=False)  # fake tensors cannot run a trial
+    config = resolve(TrainConfig(algorithm=name, seed=SEED, model=model, batch=BatchConfig(B, micro)))
     with FakeTensorMode():
         _make_fake(towers)
         train_step = build_step(config, towers, N, World(0, 1, 0, torch.device("cuda"), None))

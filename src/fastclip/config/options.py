@@ -75,8 +75,8 @@ class ModelConfig:
     """Tower that is not trained; `image` with pretrained weights is LiT."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    compile: bool = False
-    """torch.compile the towers."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile the towers. `auto`: on GPUs, if a trial step compiles."""
     channels_last: bool = False
     """Use NHWC memory layout: faster convolutions on GPUs in low precision."""
     text_padding: Literal["auto", "keep"] = "auto"

@@ -21,8 +21,9 @@ from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
 from fastclip.precision import AUTOCAST, set_precision
+from fastclip.training.compiling import compile_as_asked
 from fastclip.training.micro_batch import find_micro_batch
-from fastclip.training.step import Loss, OpenClipLoss, TrainStep, compile_towers
+from fastclip.training.step import Loss, OpenClipLoss, TrainStep
 
 log = logging.getLogger(__name__)
 MAX_DEFAULT_WARMUP = 10_000  # steps; the paper's value for its medium and large settings
@@ -50,8 +51,6 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
     if not row.peer:
         towers.freeze_logit_scale()  # τ is a parameter of the loss
     freeze_unused(towers)
-    if model.compile:
-        compile_towers(towers)
     return towers
 
 
@@ -122,6 +121,7 @@ def build_step(
         seed=config.seed,
         world=world,
     )
+    compile_as_asked(train_step, config, world)
     if micro == "auto" and found is None:
         train_step.micro = find_micro_batch(train_step, config, world)
     train_step.model = _wrapped(towers, world)  # last: its buckets take the memory of the trial's gradients

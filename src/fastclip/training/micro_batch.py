@@ -47,14 +47,14 @@ def find_micro_batch(train_step: TrainStep, config: Resolved, world: World) -> i
     while True:
         train_step.micro = size
         failure = _try(train_step, config, local_batch, world)
-        _free(train_step)  # after the exception, which holds the trial's tensors
+        free(train_step)  # after the exception, which holds the trial's tensors
         failures = [one for one in world.gather(failure) if one is not None]
         if not failures:
             break
         if size == 1:
             raise step_too_large(config, train_step, world, failures[0])
         size = (size + 1) // 2
-    if config.model.compile:
+    if config.model.compile is not False:
         torch.compiler.reset()  # or training would start with kernels for the trial's shapes
     counts, memory = f"{size:,} of {local_batch:,}", gib(world.device_bytes)
     log.info("batch.micro=auto: %s pairs at a time fit on %s (%s).", counts, world.device, memory)
@@ -88,8 +88,8 @@ def _try(train_step: TrainStep, config: Resolved, local_batch: int, world: World
     gpus = [world.device] if world.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=gpus), _margin(world):
-            inputs = _largest_inputs(train_step.towers, config, local_batch, world.device)
-            train_step.backward(0, inputs, _LocalStep(train_step.loss, world.size))
+            inputs = largest_inputs(train_step.towers, config, local_batch, world.device)
+            train_step.backward(0, inputs, LocalStep(train_step.loss, world.size))
     except torch.OutOfMemoryError as error:
         return str(error)
     return None
@@ -103,7 +103,8 @@ def _margin(world: World) -> Iterator[Tensor]:
     yield occupied
 
 
-def _free(train_step: TrainStep) -> None:
+def free(train_step: TrainStep) -> None:
+    """Free the memory of a trial."""
     train_step.stepper.optimizer.zero_grad(set_to_none=True)
     if train_step.world.device.type == "cuda":
         gc.collect()
@@ -111,7 +112,7 @@ def _free(train_step: TrainStep) -> None:
         torch.cuda.reset_peak_memory_stats(train_step.world.device)
 
 
-def _largest_inputs(towers: TwoTowers, config: Resolved, local_batch: int, device: torch.device) -> Inputs:
+def largest_inputs(towers: TwoTowers, config: Resolved, local_batch: int, device: torch.device) -> Inputs:
     """Images of the model's size, whole unless all steps drop patches; captions of its whole context."""
     side, length = towers.image_size, towers.context_length
     images = torch.zeros(local_batch, 3, side, side, device=device)
@@ -122,7 +123,7 @@ def _largest_inputs(towers: TwoTowers, config: Resolved, local_batch: int, devic
     return Inputs(images, tokens, lengths, patches)
 
 
-class _LocalStep:
+class LocalStep:
     """A step of the loss with the memory it has on K ranks: copies of this rank's features replace others'.
 
     It reads and writes no state.
