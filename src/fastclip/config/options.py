@@ -260,6 +260,8 @@ class TrainConfig:
     """Determines initial weights, sample order and augmentation."""
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"] = "float32"
     """Precision of the towers. float16 uses gradient scaling; the loss is always float32 or better."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """`auto`: a GPU per rank if torch can use one, else the CPU."""
     resume: Literal["auto", "previous", "never"] = "auto"
     """`auto`: resume from the newest checkpoint in the folder, and stop if it is damaged; `previous`: the
     same, but set damaged ones aside and use the newest undamaged one; `never`: refuse a folder with one."""

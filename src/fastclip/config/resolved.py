@@ -53,6 +53,7 @@ class Resolved:
     epochs: float
     seed: int
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"]
+    device: Literal["auto", "cuda", "cpu"]
     resume: Literal["auto", "previous", "never"]
     timeout: float
     model: ModelConfig
@@ -97,6 +98,7 @@ def resolve(config: TrainConfig) -> Resolved:
         config.epochs,
         config.seed,
         config.precision,
+        config.device,
         config.resume,
         config.timeout,
         config.model,
@@ -120,7 +122,7 @@ def resolve_again(written: dict) -> Resolved:
 
 
 # Options that may change when a run resumes: they affect no number. Data are compared by fingerprint.
-_FREE = ("out", "resume", "timeout", "log", "checkpoint", "evaluate", "batch.micro", "algorithms",
+_FREE = ("out", "device", "resume", "timeout", "log", "checkpoint", "evaluate", "batch.micro", "algorithms",
          "optimizers", "data.train", "data.image_column", "data.caption_column", "data.keep_decoded",
          "data.workers", "data.max_bad", "data.timeout", "model.pretrained", "model.compile",
          "model.gradient_checkpointing", "model.text_padding")  # fmt: skip

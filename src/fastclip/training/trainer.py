@@ -16,6 +16,7 @@ from fastclip import __version__
 from fastclip.config.resolved import Difference, Resolved, differences, named_options, resolve_again
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.agreement import require_same
+from fastclip.distributed.device import report_devices
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
 from fastclip.distributed.world import World
 from fastclip.errors import PathError
@@ -86,6 +87,7 @@ class OtherRun(PathError):
 def train(config: Resolved, world: World) -> Trainer:
     """Train to the end, from the newest checkpoint if there is one; return the trainer in its final state."""
     require_same(world, _settings(config))  # before any other collective: ranks that differ could hang
+    report_devices(world)
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
         saved = None if newest is None else read_metadata(newest)
