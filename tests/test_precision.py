@@ -1,17 +1,21 @@
 """Every part of fastclip computes in the precision that was asked for; torch's switches stay readable."""
 
+import os
+
 import pytest
 import torch
 
-from fastclip.config.options import ModelConfig, TrainConfig
-from fastclip.config.resolved import resolve
+from fastclip.config.options import BatchConfig, ModelConfig, TrainConfig
+from fastclip.config.parse import parse
+from fastclip.config.resolved import differences, resolve
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError
 from fastclip.evaluation.features import Encoder
 from fastclip.model import build_model
-from fastclip.precision import check_precision, computing_in, float32_products, set_precision
+from fastclip.precision import check_precision, computing_in, float32_products, set_kernels, set_precision
 from fastclip.run.load import Model
 from fastclip.training import build as build_module
+from fastclip.training import compiling
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 _backends = torch.backends
@@ -111,6 +115,60 @@ def test_bfloat16_needs_an_ampere_gpu_and_float16_is_suggested(capability, works
     assert (caught.value.option, caught.value.value) == ("precision", "bfloat16")
     assert "Tesla T4" in caught.value.rule
     assert "--precision float16" in caught.value.advice
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels may be chosen, and are as before afterwards."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    _backends.cudnn.deterministic = _backends.cudnn.benchmark = False
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+@pytest.mark.parametrize("convolutions", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_kernels_are_deterministic_or_the_fastest_and_never_both(
+    device, deterministic, convolutions, kernels
+):
+    set_kernels(device, deterministic=deterministic, fastest_convolutions=convolutions)
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
+    assert _backends.cudnn.deterministic == deterministic
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == deterministic
+    fastest = convolutions and not deterministic and device is CUDA
+    assert _backends.cudnn.benchmark == fastest
+
+
+def test_a_deterministic_run_has_the_same_bits_and_is_not_compiled_by_default(kernels, monkeypatch):
+    monkeypatch.setattr(compiling, "AUTOMATIC", {"cpu"})
+    weights = []
+    for deterministic in (False, True, True):
+        settings = ModelConfig("vit-scenes", compile="auto" if deterministic else False)
+        config = resolve(
+            TrainConfig(
+                model=settings, deterministic=deterministic, batch=BatchConfig(4), algorithm="fastclip-v2"
+            )
+        )
+        train_step = build_module.build_step(
+            config, build_module.build_towers(config, World.alone()), 12, World.alone()
+        )
+        assert not compiling.is_compiled(train_step.towers)
+        images = torch.linspace(-1, 1, 4 * 3 * 32 * 32).reshape(4, 3, 32, 32)
+        images = torch.nn.functional.interpolate(images, size=train_step.towers.image_size)
+        tokens = torch.ones(4, train_step.towers.context_length, dtype=torch.int64)
+        assert train_step.update(0, images, tokens, torch.arange(4)).finite
+        weights.append(train_step.towers.state_dict())
+    assert all(torch.equal(weights[0][name], other[name]) for other in weights[1:] for name in other)
+
+
+def test_the_papers_resnet_has_the_layout_of_convolutions_and_its_earlier_runs_resume():
+    config = resolve(parse(["--config", "cc3m-medium"]))
+    assert (config.model.name, config.model.channels_last) == ("RN50", True)
+    before = resolve(parse(["--config", "cc3m-medium", "--model.channels_last", "false"]))
+    assert differences(before, config) == []
 
 
 # Who uses it

@@ -1,15 +1,17 @@
-"""The precision in which towers compute: torch's switches and autocast, set here and nowhere else.
+"""The precision and kernels with which towers compute: torch's switches, set here and nowhere else.
 
 On a GPU torch computes float32 convolutions in TF32, with 10 bits instead of 23, unless it is switched off.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.deterministic
 
 from fastclip.errors import OptionError
 
@@ -42,6 +44,20 @@ def set_precision(precision: str, device: torch.device) -> None:
     check_precision(precision, device)
     if device.type == "cuda":
         _set(tf32=precision == "tf32")
+
+
+def set_kernels(device: torch.device, *, deterministic: bool, fastest_convolutions: bool) -> None:
+    """Choose kernels for the rest of this process: the same at every run, or the fastest convolutions.
+
+    torch raises an error for an operation that has no deterministic kernel. Measuring which convolution is
+    fastest may choose another one in another run.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts, later
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True)
+        _cudnn.deterministic = True
+    _cudnn.benchmark = fastest_convolutions and not deterministic and device.type == "cuda"
 
 
 @contextmanager

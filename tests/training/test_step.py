@@ -50,6 +50,7 @@ class Case(NamedTuple):
     freeze: str = "none"
     optimizer: str = "adamw"
     precision: str = "float64"
+    wire: str | None = None
 
     def __str__(self):
         return "-".join(str(value) for value in self)
@@ -79,6 +80,11 @@ POISONED = [
         ("openclip", 2, "lion", 1),
         ("siglip", 3, "adamw", 1),
     )
+]
+COMPRESSED = [
+    Case("fastclip-v3", micro, precision="float32", wire=wire)
+    for micro in (None, 2)
+    for wire in (None, "bfloat16")
 ]
 OF_FOUR = [Case(name) for name in ("fastclip-v2", "fastclip-v3", *PEERS)] + [Case("fastclip-v3", 3)]
 
@@ -118,7 +124,7 @@ def build(models, case, world=ALONE):
             model=ModelConfig(models[case.model], freeze=case.freeze),
             batch=BatchConfig(B, case.micro),
             loss=LossOptions(**loss),
-            optim=OptimOptions(weight_decay=DECAY, **rate, **betas, **eps),
+            optim=OptimOptions(weight_decay=DECAY, wire_dtype=case.wire, **rate, **betas, **eps),
         )
     )
     towers = build_towers(config, world)
@@ -251,6 +257,7 @@ def _two_ranks(rank, size, models):
     world = World(rank, size, rank, torch.device("cpu"), None)
     return {
         "trained": {case: train(build(models, case, world), world) for case in PLAIN + DROPOUT + FROZEN},
+        "compressed": {case: train(build(models, case, world), world, [0]) for case in COMPRESSED},
         "poisoned": {(case, at): _poisoned(build(models, case, world), at, world) for case, at in POISONED},
         "reductions": {micro: _reductions(build(models, Case("fastclip-v3", micro), world), world)
                        for micro in (None, 2)},
@@ -309,6 +316,20 @@ def test_the_state_is_written_once_per_step(micro, models, two_ranks):
 def test_gradients_of_micro_batches_are_reduced_once_per_step(two_ranks):
     counts = two_ranks[0]["reductions"]
     assert counts[2] == counts[None] > 0
+
+
+@pytest.mark.parametrize("micro", [None, 2])
+def test_gradients_may_be_averaged_in_bfloat16_and_are_the_same_on_all_ranks(micro, two_ranks):
+    cases = [Case("fastclip-v3", micro, precision="float32", wire=wire) for wire in (None, "bfloat16")]
+    exact, rounded = (two_ranks[0]["compressed"][case] for case in cases)
+    assert_same_bits(rounded, two_ranks[1]["compressed"][cases[1]])
+    names = [name for name in exact if name.startswith("gradient.model.")]
+    largest = max(exact[name].abs().max() for name in names)
+    for name in names:
+        assert rounded[name].dtype == torch.float32
+        assert (rounded[name] - exact[name]).abs().max() < 0.02 * largest, name
+    assert changed(exact, rounded, "gradient.model.")
+    assert torch.equal(exact["gradient.loss.log_scale"], rounded["gradient.loss.log_scale"])  # outside DDP
 
 
 def _reductions(train_step, world):

@@ -13,6 +13,7 @@ from math import ceil
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from fastclip.config.resolved import Resolved
@@ -20,7 +21,7 @@ from fastclip.distributed.world import World
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
-from fastclip.precision import AUTOCAST, set_precision
+from fastclip.precision import AUTOCAST, set_kernels, set_precision
 from fastclip.training.compiling import compile_as_asked
 from fastclip.training.micro_batch import find_micro_batch
 from fastclip.training.step import Loss, OpenClipLoss, TrainStep
@@ -30,9 +31,12 @@ MAX_DEFAULT_WARMUP = 10_000  # steps; the paper's value for its medium and large
 
 
 def build_towers(config: Resolved, world: World) -> TwoTowers:
-    """Build the model, identical on every rank, and set the precision in which it trains."""
+    """Build the model, identical on every rank, and set how it computes."""
     row, model = config.loss.algorithm, config.model
     set_precision(config.precision, world.device)
+    set_kernels(
+        world.device, deterministic=config.deterministic, fastest_convolutions=config.model.channels_last
+    )
     towers = build_model(
         model.name,
         pretrained=model.pretrained,
@@ -124,7 +128,9 @@ def build_step(
     compile_as_asked(train_step, config, world)
     if micro == "auto" and found is None:
         train_step.micro = find_micro_batch(train_step, config, world)
-    train_step.model = _wrapped(towers, world)  # last: its buckets take the memory of the trial's gradients
+    train_step.model = _wrapped(
+        towers, world, optim.wire_dtype
+    )  # last: its buckets take the memory of the trial's gradients
     return train_step
 
 
@@ -144,16 +150,22 @@ def warmup_steps(given: int | None, steps: int) -> int:
     return given
 
 
-def _wrapped(towers: TwoTowers, world: World) -> nn.Module:
+def _wrapped(towers: TwoTowers, world: World, wire_dtype: str | None) -> nn.Module:
     """The towers, wrapped in DDP if there are several ranks."""
     if world.size == 1:
         return towers
-    return DistributedDataParallel(
+    model = DistributedDataParallel(
         towers,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         broadcast_buffers=towers.has_batch_norm_statistics,  # other buffers never change
     )
+    if wire_dtype is not None:
+        model.register_comm_hook(None, _COMPRESSION[wire_dtype])
+    return model
+
+
+_COMPRESSION = {"bfloat16": bf16_compress_hook}
 
 
 def _build_loss(config: Resolved, towers: TwoTowers, num_samples: int, world: World) -> Loss:

@@ -27,9 +27,9 @@ def compile_as_asked(train_step: TrainStep, config: Resolved, world: World) -> N
     All ranks must call it, before the towers are wrapped in DDP. If the trial fails on any of them, all train
     without torch.compile, and the log says why.
     """
-    asked, sync = config.model.compile, config.model.batch_norm == "sync"
-    if asked is False or (asked == "auto" and (world.device.type not in AUTOMATIC or sync)):
-        return  # SyncBatchNorm communicates: a rank whose trial failed would leave the others waiting
+    asked = config.model.compile
+    if asked is False or (asked == "auto" and not _may_compile(config, world)):
+        return
     compile_towers(train_step.towers)
     if asked == "auto":
         failure = next(filter(None, world.gather(_try(train_step, config, world))), None)
@@ -39,6 +39,12 @@ def compile_as_asked(train_step: TrainStep, config: Resolved, world: World) -> N
             for tower in _towers(train_step.towers):
                 tower._compiled_call_impl = None
             log.warning("Training without torch.compile, which failed: %s", failure)
+
+
+def _may_compile(config: Resolved, world: World) -> bool:
+    """Whether `auto` tries it. SyncBatchNorm communicates: a trial that fails would leave others waiting."""
+    sync = config.model.batch_norm == "sync"
+    return world.device.type in AUTOMATIC and not sync and not config.deterministic
 
 
 def compile_towers(towers: TwoTowers) -> None:
