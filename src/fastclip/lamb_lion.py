@@ -41,7 +41,8 @@ class _Skippable(Optimizer):
 
     def _gradients_and_state(self, params: list[Parameter], taken: Tensor, *slots: str) -> list[list[Tensor]]:
         """The gradients, 0 if the step is skipped, and the state of each slot."""
-        gradients = [torch.where(taken > 0, p.grad, 0) for p in params]  # type: ignore[arg-type]
+        take, zero = taken > 0, torch.zeros_like(taken)  # tensors: made once, not for each parameter
+        gradients = [torch.where(take, p.grad, zero) for p in params]  # type: ignore[arg-type]
         return [gradients, *([self.state[p][slot] for p in params] for slot in slots)]
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -641,42 +640,6 @@ def test_a_step_reads_nothing_from_the_device(name, micro, optimizer, models, mo
         result = _step_without_reads(train_step, patch)
     assert result.finite
     assert changed(before, everything(train_step), "model.")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("micro", [None, 4])
-@pytest.mark.parametrize("name", ["fastclip-v2", "fastclip-v3", *PEERS])
-def test_a_step_on_a_gpu_never_waits_for_the_host(name, micro, models, monkeypatch):
-    """Fake CUDA tensors raise on a read and on mixed devices. Backward needs a real GPU and is replaced."""
-    towers = build(models, Case(name, micro, "dropout", precision="float32")).towers
-    model = ModelConfig(compile=False)  # fake tensors cannot run a trial
-    config = resolve(TrainConfig(algorithm=name, seed=SEED, model=model, batch=BatchConfig(B, micro)))
-    with FakeTensorMode():
-        _make_fake(towers)
-        train_step = build_step(config, towers, N, World(0, 1, 0, torch.device("cuda"), None))
-        if hasattr(train_step.loss, "_checks"):  # the first step may wait
-            train_step.loss._checks.first_step_done, train_step.loss._checks.local_batch = True, {True: B}
-        trained = [p for p in {*towers.parameters(), *train_step.loss.parameters()} if p.requires_grad]
-
-        def backward(*_):
-            for parameter in trained:
-                parameter.grad = torch.empty_like(parameter)
-
-        monkeypatch.setattr(torch.Tensor, "backward", backward)
-        monkeypatch.setattr(torch.autograd, "backward", backward)
-        monkeypatch.setattr(torch.autograd, "grad", lambda out, inputs: [torch.empty_like(t) for t in inputs])
-        given = [torch.empty_like(tensor, device="cuda") for tensor in batch(0)]
-        result = train_step.update(0, *given)
-        assert {tensor.device.type for tensor in (result.finite, *result.stats.values())} == {"cuda"}
-
-
-def _make_fake(towers):
-    for module in towers.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            fake = torch.empty(parameter.shape, dtype=parameter.dtype, device="cuda")
-            setattr(module, name, nn.Parameter(fake, parameter.requires_grad))
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cuda"))
 
 
 # torch.compile
