@@ -284,6 +284,8 @@ def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tup
             clip = open_clip.create_model(
                 name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess_cfg, **start
             )
+            if (decoder := getattr(clip, "text_decoder", None)) is not None:  # CoCa's: open_clip leaves its
+                nn.init.normal_(decoder.text_projection, std=decoder.width**-0.5)  # output uninitialized
     except Exception as error:  # each tower's library raises its own
         rule = f"cannot be built: {type(error).__name__}: {error}"
         raise OptionError("model.name", name.removeprefix(LOCAL_DIR), rule) from error

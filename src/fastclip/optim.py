@@ -107,9 +107,9 @@ class Stepper:
         update = stepper.step(out.value)
         optimizer.zero_grad()
 
-    A skipped step changes no bit of the weights, the optimizer's state or τ. With adamw and sgd the device
-    decides; lamb and lion have no such switch, so the host waits for `finite` once per step. Ranks agree on a
-    skip if they have the same gradients and the same value.
+    A skipped step changes neither the weights, nor the optimizer's state, nor τ. The device decides;
+    for an optimizer that does not read `found_inf` the host waits once per step. Ranks agree on a skip if
+    they have the same gradients and the same value.
 
     Args:
         optimizer: from `build_optimizer`.
@@ -134,13 +134,13 @@ class Stepper:
             raise OptionError("optim.clip", clip, "must be finite and above 0", example=1.0, advice=advice)
         self.optimizer, self.slow_tau, self.clip, self.scaler = optimizer, slow_tau, clip, scaler
         self._model: list[Parameter] = []
-        self._tau: list[Parameter] = []
+        self.tau: list[Parameter] = []
         for group in optimizer.param_groups:
-            (self._tau if group["role"] == "tau" else self._model).extend(group["params"])
-        if slow_tau is not None and not any(slow_tau is tau for tau in self._tau):
+            (self.tau if group["role"] == "tau" else self._model).extend(group["params"])
+        if slow_tau is not None and not any(slow_tau is tau for tau in self.tau):
             problem = "is not in the optimizer's group of τ. Pass the loss's trained log_scale, or None."
             raise InputError("slow_tau", problem)
-        self._device_skips = all(group.get("fused") for group in optimizer.param_groups)
+        self._device_skips = getattr(optimizer, "_step_supports_amp_scaling", False)  # torch's name for it
 
     @torch.no_grad()
     def step(self, value: Tensor) -> Update:
@@ -162,7 +162,7 @@ class Stepper:
     def _norms(self) -> tuple[Tensor, Tensor]:
         """The norms of the model's gradients, and of all gradients."""
         model = get_total_norm([p.grad for p in self._model if p.grad is not None])
-        tau = [p.grad for p in self._tau if p.grad is not None]
+        tau = [p.grad for p in self.tau if p.grad is not None]
         return model, get_total_norm([model, *tau]) if tau else model
 
     def _step_if(self, finite: Tensor) -> None:
@@ -231,7 +231,7 @@ def load_optimizer_tensors(
         state = optimizer.state_dict()
         for group in state["param_groups"]:
             group["step"] = metadata["step"]
-        optimizer.load_state_dict(state)  # timm converts it to its own kind of counter
+        optimizer.load_state_dict(state)  # converts it to the optimizer's own kind of counter
 
 
 def _shown(names: list[str]) -> str:

@@ -328,7 +328,7 @@ for scenario, port in zip(sys.argv[2::2], sys.argv[3::2]):
         os.environ["MASTER_PORT"] = port
     device = launch._device
     if scenario == "other_device" and world.rank == 1:  # rank 0 hosts the store
-        launch._device = lambda local_rank: torch.device("cuda")
+        launch._device = lambda local_rank, asked: torch.device("cuda")
     try:
         with join_world(timeout=60) as world:
             globals()[scenario](world)

@@ -57,6 +57,13 @@ def test_cached_features_equal_the_encoded_ones(encoder, photos, tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_features_in_another_precision_are_encoded_again(encoder, photos, tmp_path):
+    for precision, encoded in (("float32", 1), ("bfloat16", 2), ("bfloat16", 2), ("float32", 3)):
+        encoder.precision = precision
+        cached_features(photos, encoder, tmp_path / "f.safetensors", "key")
+        assert encoder.encoded == encoded
+
+
 def test_features_under_another_key_are_replaced(encoder, photos, tmp_path):
     for key in ("one", "two", "two"):
         cached_features(photos, encoder, tmp_path / "f.safetensors", key)

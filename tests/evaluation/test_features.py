@@ -159,7 +159,7 @@ def test_autocast_gives_float32_features_and_caches_no_cast_weights(manifest):
     model = tiny_model()
     exact = Encoder(model, World.alone(), **HOW).pairs(manifest)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = Encoder(model, World.alone(), **HOW, autocast=torch.bfloat16).pairs(manifest)
+        rounded = Encoder(model, World.alone(), **HOW, precision="bfloat16").pairs(manifest)
         assert same(Encoder(model, World.alone(), **HOW).pairs(manifest), exact)
         model.clip.encode_image(torch.ones(1, 3, 16, 16)).float().sum().backward()
     assert rounded.image_bd.dtype == torch.float32

@@ -30,7 +30,9 @@ from fastclip.training.build import (
 from fastclip.training.step import OpenClipLoss
 from fastclip.training.training_pairs import open_manifest_of, open_training_pairs
 from tests.data.collections import png
+from tests.text_models import write_config
 from tests.training.runs import collection
+from tests.training.test_step import COCA
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, 0, CPU, None)
@@ -305,6 +307,45 @@ def test_initial_weights_depend_on_the_seed_alone(models):
     first = weights(seed=1)
     assert same(first, weights(seed=1, size=16, algorithm="openclip"))
     assert not same(first, weights(seed=2))
+
+
+# Parameters that no feature depends on
+
+
+def test_cocas_decoder_is_frozen_with_one_line_and_nothing_else_changes(tmp_path, caplog):
+    path = tmp_path / "build-coca.json"
+    path.write_text(json.dumps({"embed_dim": 16} | COCA))
+    caplog.set_level("INFO", "fastclip.training.build")
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    towers = build_towers(config(model=ModelConfig(str(path))), ALONE)
+    assert torch.equal(torch.get_rng_state(), before)
+    frozen = {name for name, p in towers.named_parameters() if not p.requires_grad}
+    decoder = {name for name, _ in towers.named_parameters() if name.startswith("clip.text_decoder.")}
+    assert len(decoder) > 20
+    assert frozen == decoder | {"clip.logit_scale"}
+    assert all(p.grad is None for p in towers.parameters())
+    assert towers.training
+    (record,) = caplog.records
+    assert "text_decoder.resblocks" in record.args[1]
+
+
+@pytest.mark.parametrize("model", ["vit", "resnet"])
+@pytest.mark.parametrize("algorithm", ["fastclip-v3", "openclip"])
+def test_models_that_use_all_parameters_train_all(model, algorithm, models, caplog):
+    caplog.set_level("INFO", "fastclip.training.build")
+    towers = build_towers(config(model=ModelConfig(models[model]), algorithm=algorithm), ALONE)
+    frozen = {name for name, p in towers.named_parameters() if not p.requires_grad}
+    assert frozen == (set() if algorithm == "openclip" else {"clip.logit_scale"})
+    assert caplog.records == []
+    statistics = [buffer for name, buffer in towers.named_buffers() if name.endswith("running_mean")]
+    assert not any(mean.any() for mean in statistics)  # as they started
+
+
+def test_a_hugging_face_tower_and_gradient_checkpointing_work_too(tmp_path):
+    settings = ModelConfig(write_config(tmp_path, "bert"), gradient_checkpointing=True)
+    towers = build_towers(config(model=settings), ALONE)
+    assert {name for name, p in towers.named_parameters() if not p.requires_grad} == {"clip.logit_scale"}
 
 
 # Steps

@@ -1,13 +1,19 @@
 """Evaluation during training: tasks are scored, and any of their measures can select the best."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fastclip.cli import main
+from fastclip.distributed.world import World
+from fastclip.model import build_model
 from fastclip.run.folder import read_metadata
 from fastclip.run.metrics_file import read_metrics
+from fastclip.training import evaluator as evaluator_module
 from tests.evaluation.test_task_layout import labelled, write_task
+from tests.ranks import run_ranks
 from tests.training.runs import Lab
 
 
@@ -74,3 +80,19 @@ def test_a_folder_without_tasks_and_an_invalid_task_are_refused_before_training(
     assert main(["train", *lab.options(tmp_path / "b", "mbcl", evaluate__tasks=tmp_path / "tasks")]) == 1
     assert "bad" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "b" / "checkpoints").exists()
+
+
+def test_ranks_that_compute_other_last_bits_agree_on_the_scores():
+    """Otherwise one rank would see a new best and wait alone in the save of its checkpoint."""
+    assert run_ranks(_scores_of_a_rank, 2) == [{"mean_recall@1": 0.5}] * 2
+
+
+def _scores_of_a_rank(rank, size):
+    world = World(rank, size, rank, torch.device("cpu"), None)
+    evaluator_module.recalls = lambda *_: {"mean_recall@1": 0.5 + rank * 1e-9}
+    evaluator = object.__new__(evaluator_module.Evaluator)  # without its data
+    features = SimpleNamespace(image_bd=None, text_md=None, image_of_text=None)
+    model = build_model("vit-scenes", device="cpu")
+    evaluator.encoder = SimpleNamespace(model=model, world=world, pairs=lambda pairs: features)
+    evaluator.best, evaluator.pairs, evaluator.tasks = "mean_recall@1", "held out", []
+    return evaluator.measure()

@@ -236,8 +236,8 @@ def test_images_are_whole_unless_every_step_drops_patches(until, kept, models):
     towers.keep_patches = SimpleNamespace(choice=PatchChoice(4, 2))
     config = settings(models)
     config = replace(config, model=replace(config.model, patch_dropout=PatchDropout(0.5, until)))
-    form = micro_batch._model_form(towers)
-    patches = micro_batch._largest_inputs(towers, config, B, CPU, form).patches
+    train_step = SimpleNamespace(towers=towers, decoder=None, world=World.alone())
+    patches = micro_batch.largest_inputs(train_step, config, B).patches
     assert (None if patches is None else patches.shape) == (None if kept is None else (B, kept))
 
 
@@ -265,7 +265,7 @@ def test_a_trial_needs_as_much_memory_as_a_step(algorithm, micro, models, monkey
 
     step()
     trial = peak_bytes(lambda: micro_batch._try(train_step, config, 128, SMALL))
-    micro_batch._free(train_step)
+    micro_batch.free(train_step)
     assert trial == pytest.approx(peak_bytes(step), rel=0.02)
 
 

@@ -13,7 +13,7 @@ from fastclip.config.resolved import resolve
 from fastclip.data.tokenize import TextEnds
 from fastclip.distributed.world import World
 from fastclip.training.build import build_step, build_towers
-from fastclip.training.step import compile_towers
+from fastclip.training.compiling import compile_towers
 from tests.ranks import run_ranks
 from tests.text_models import captions, write_config
 from tests.training.runs import MODEL, Lab, assert_same_run, collection

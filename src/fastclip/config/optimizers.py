@@ -30,7 +30,7 @@ class OptimizerRow:
 
 
 # The paper's values for its large setting (ViT-B/32 on CC12M); the momentum and Lion's betas are ours.
-# Proc. parameter_update. A fused step can be skipped by a flag on the device.
+# Proc. parameter_update. A fused step, and ours, can be skipped by a flag on the device.
 OPTIMIZERS: dict[str, OptimizerRow] = {
     "adamw": OptimizerRow(
         "torch.optim.AdamW",
@@ -42,17 +42,17 @@ OPTIMIZERS: dict[str, OptimizerRow] = {
         counts="parameter",
     ),
     "lamb": OptimizerRow(
-        "timm.optim.Lamb",
+        "fastclip.lamb_lion.Lamb",
         lr=2e-3,
         weight_decay=0.1,
         options={"betas": (0.9, 0.98), "eps": 1e-6},
         slots=("exp_avg", "exp_avg_sq"),
-        fixed={"max_grad_norm": None, "always_adapt": True},  # timm's defaults clip, and adapt less
-        scalars={"always_adapt": False},  # α = 1
+        fixed={"adapt": True},
+        scalars={"adapt": False},  # α = 1
         counts="group",
     ),
     "lion": OptimizerRow(
-        "timm.optim.Lion",
+        "fastclip.lamb_lion.Lion",
         lr=1e-4,
         weight_decay=0.3,
         options={"betas": (0.9, 0.99)},

@@ -75,10 +75,10 @@ class ModelConfig:
     """Tower that is not trained; `image` with pretrained weights is LiT."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    compile: bool = False
-    """torch.compile the towers."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile the towers. `auto`: on GPUs, if a trial step compiles."""
     channels_last: bool = False
-    """Use NHWC memory layout: faster convolutions on GPUs in low precision."""
+    """Use NHWC memory layout, and measure which convolutions are fastest: for ResNets on GPUs."""
     text_padding: Literal["auto", "keep"] = "auto"
     """`auto`: leave the captions' padding out of the text tower where that is exact; `keep`: compute it."""
     batch_norm: Literal["local", "sync", "frozen"] = "local"
@@ -173,6 +173,8 @@ class OptimOptions:
     """Learning rate at the end of the cosine. Default: 0."""
     clip: float | None = None
     """Clip the model's gradient to this norm. Default: no clipping."""
+    wire_dtype: Literal["bfloat16"] | None = None
+    """Average gradients over ranks in bfloat16, which halves their traffic. Default: in float32."""
 
     def __post_init__(self) -> None:
         def check(name: str, good: Callable[[float], bool], rule: str, example: object) -> None:
@@ -262,6 +264,10 @@ class TrainConfig:
     """Determines initial weights, sample order and augmentation."""
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"] = "float32"
     """Precision of the towers. float16 uses gradient scaling; the loss is always float32 or better."""
+    deterministic: bool = False
+    """Use only kernels that give the same bits at every run; with it, model.compile=auto is false."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """`auto`: a GPU per rank if torch can use one, else the CPU."""
     resume: Literal["auto", "previous", "never"] = "auto"
     """`auto`: resume from the newest checkpoint in the folder, and stop if it is damaged; `previous`: the
     same, but set damaged ones aside and use the newest undamaged one; `never`: refuse a folder with one."""

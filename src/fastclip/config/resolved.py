@@ -43,6 +43,7 @@ class OptimSettings:
     """Steps; None means a tenth of the run."""
     min_lr: float
     clip: float | None
+    wire_dtype: str | None
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Resolved:
     epochs: float
     seed: int
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"]
+    deterministic: bool
+    device: Literal["auto", "cuda", "cpu"]
     resume: Literal["auto", "previous", "never"]
     timeout: float
     model: ModelConfig
@@ -97,6 +100,8 @@ def resolve(config: TrainConfig) -> Resolved:
         config.epochs,
         config.seed,
         config.precision,
+        config.deterministic,
+        config.device,
         config.resume,
         config.timeout,
         config.model,
@@ -119,11 +124,12 @@ def resolve_again(written: dict) -> Resolved:
         raise ValueError(f"a value has the wrong type ({error}).") from error
 
 
-# Options that may change when a run resumes: they affect no number. Data are compared by fingerprint.
-_FREE = ("out", "resume", "timeout", "log", "checkpoint", "evaluate", "batch.micro", "algorithms",
-         "optimizers", "data.train", "data.image_column", "data.caption_column", "data.keep_decoded",
-         "data.workers", "data.max_bad", "data.timeout", "model.pretrained", "model.compile",
-         "model.gradient_checkpointing", "model.text_padding")  # fmt: skip
+# Options that may change when a run resumes: they affect rounding at most. Data are compared by fingerprint.
+_FREE = ("out", "deterministic", "device", "resume", "timeout", "log", "checkpoint", "evaluate",
+         "batch.micro", "algorithms", "optimizers", "data.train", "data.image_column", "data.caption_column",
+         "data.keep_decoded", "data.workers", "data.max_bad", "data.timeout", "model.pretrained",
+         "model.compile", "model.channels_last", "model.gradient_checkpointing",
+         "model.text_padding")  # fmt: skip
 
 
 class Difference(NamedTuple):
@@ -198,6 +204,7 @@ def _optim_settings(name: str, optim: OptimOptions, scale: float) -> OptimSettin
         optim.warmup,
         0.0 if optim.min_lr is None else optim.min_lr,
         optim.clip,
+        optim.wire_dtype,
     )
 
 

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from fastclip.distributed.agreement import first_difference
+from fastclip.distributed.device import DeviceChoice
+from fastclip.distributed.device import find_device as _device
 from fastclip.distributed.interrupts import StoppedCleanly
 from fastclip.errors import InputError, OptionError
 
@@ -97,18 +99,19 @@ def gather_objects(value: Value, group: dist.ProcessGroup | None = None) -> list
 
 
 @contextmanager
-def join_world(*, timeout: float = 1800) -> Iterator[World]:
+def join_world(*, timeout: float = 1800, device: DeviceChoice = "auto") -> Iterator[World]:
     """Join the world of this run; a process group exists inside if there are several ranks.
 
     Args:
         timeout: seconds to wait for other ranks, at the start and in every collective.
+        device: `auto` is this rank's GPU if torch can use one.
     """
     place = find_place(os.environ)
     if place is None or place.size == 1:
         local_rank = 0 if place is None else place.local_rank
-        yield World(0, 1, local_rank, _device(local_rank), control=None)
+        yield World(0, 1, local_rank, _device(local_rank, device), control=None)
         return
-    world, stopped = _join(place, timedelta(seconds=timeout)), None
+    world, stopped = _join(place, timedelta(seconds=timeout), device), None
     try:
         try:
             yield world
@@ -241,8 +244,8 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
         raise OptionError(name, environ[name], "must be an integer") from None
 
 
-def _join(place: Place, timeout: timedelta) -> World:
-    device = _device(place.local_rank)
+def _join(place: Place, timeout: timedelta, asked: DeviceChoice) -> World:
+    device = _device(place.local_rank, asked)
     on_gpu = device.type == "cuda"
     try:
         store = _meet(_find_store(place, timeout), place, timeout)
@@ -319,23 +322,6 @@ def _require_same_device(store: dist.Store, place: Place, device: torch.device) 
         if place.rank == 0:  # it may host the store, which the others need until they have read
             store.wait([f"device/{rank}/read" for rank in range(1, place.size)])
         raise differ
-
-
-def _device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if count == 1 and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
-        local_rank = 0  # with srun --gpus-per-task each rank sees only its own GPU
-    if local_rank >= count:
-        raise OptionError(
-            "LOCAL_RANK" if "RANK" in os.environ else "SLURM_LOCALID",
-            local_rank,
-            f"must be less than {count}, the number of GPUs that this rank sees",
-            advice=f"Start at most {count} per machine.",
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
 
 
 def _leave(world: World) -> None:

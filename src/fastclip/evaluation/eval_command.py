@@ -28,6 +28,7 @@ def evaluate(
     checkpoint: Literal["last", "best"] = "last",
     out: Path | None = None,
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    device: Literal["auto", "cuda", "cpu"] = "auto",
     batch_size: int = 256,
     workers: int = 2,
     json: bool = False,
@@ -56,6 +57,7 @@ def evaluate(
         checkpoint: which checkpoint of a run.
         out: folder for results.jsonl; default: RUN/evaluation for a run, otherwise evaluations/NAME.
         precision: dtype of matrix products.
+        device: default: a GPU per rank if torch can use one, else the CPU.
         batch_size: images, and texts, per batch.
         workers: loader workers per rank.
         json: print JSON instead of a table.
@@ -79,7 +81,7 @@ def evaluate(
             advice="--list names them; docs/evaluation.md explains how to get them.",
         )
     folders, out = _selected(folders, select), out or _results_folder(model)
-    results = _score_all(model, folders, pretrained, checkpoint, out, precision, batch_size, workers)
+    results = _score_all(model, folders, pretrained, checkpoint, out, precision, device, batch_size, workers)
     if results is not None:  # on rank 0
         _report(results, chosen, missing, json)
 
@@ -137,29 +139,31 @@ def _score_all(
     checkpoint: Literal["last", "best"],
     out: Path,
     precision: str,
+    device: Literal["auto", "cuda", "cpu"],
     batch_size: int,
     workers: int,
 ) -> list[Result] | None:
     """Results in the order of the tasks, on rank 0."""
-    import torch
-
     from fastclip.distributed.agreement import require_same
+    from fastclip.distributed.device import report_devices
     from fastclip.distributed.world import join_world, silence_other_ranks
     from fastclip.evaluation.feature_cache import model_key
     from fastclip.evaluation.features import Encoder
     from fastclip.evaluation.run_tasks import evaluate
+    from fastclip.precision import AUTOCAST, check_precision
     from fastclip.run.load import load_towers
     from fastclip.run.results import append_result, read_results
 
-    with join_world() as world:
+    with join_world(device=device) as world:
         silence_other_ranks(world)
         options = {"precision": precision, "batch_size": batch_size, "out": str(out), "tasks": [*folders]}
         require_same(world, options)  # before any other collective: ranks that differ could hang
-        autocast = None if precision == "float32" else getattr(torch, precision)
+        report_devices(world)
+        check_precision(precision, world.device)
         towers = load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=world.device)
-        key = model_key(towers, autocast)
+        key = model_key(towers, AUTOCAST.get(precision))
         require_same(world, {"model": f"{model} with weights {key}"})  # a run may save while it is loaded
-        encoder = Encoder(towers, world, batch_size=batch_size, workers=workers, autocast=autocast)
+        encoder = Encoder(towers, world, batch_size=batch_size, workers=workers, precision=precision)
         file = out / "results.jsonl"
         if world.is_main:
             out.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,7 @@ def cached_features(
     images: Images, encoder: Encoder, file: Path, key: str, progress: Progress | None = None
 ) -> ImageFeatures:
     """The features in `file` if every rank finds them there under this key; else encode and save them."""
+    key = f"{key} in {encoder.precision}"  # earlier versions computed convolutions in TF32, on a GPU
     cached = _read(file, key, encoder.device)
     if encoder.all_agree(cached is not None) and cached is not None:
         return cached

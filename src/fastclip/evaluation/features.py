@@ -30,6 +30,7 @@ from fastclip.data.readers import UNUSABLE
 from fastclip.distributed.world import World
 from fastclip.errors import InputError, OptionError, PathError
 from fastclip.model import TwoTowers
+from fastclip.precision import computing_in
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # takes (done, total)
@@ -75,7 +76,7 @@ class Encoder:
         tokenizer: texts → token ids; default: the model's own.
         batch_size: images, and texts, per batch.
         workers: loader workers; 0 decodes in this process. Results do not depend on it.
-        autocast: the dtype of matrix products; None is the model's own.
+        precision: of matrix products and convolutions: float32, tf32, bfloat16, float16 or float64.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class Encoder:
         tokenizer: Tokenizer | None = None,
         batch_size: int = 256,
         workers: int = 0,
-        autocast: torch.dtype | None = None,
+        precision: str = "float32",
     ):
         if batch_size < 1:
             raise OptionError("batch_size", batch_size, "must be at least 1", example=256)
         self.model, self.clip, self.world = model, model.clip, world
         self.transform = transform or model.eval_transform()
         self.tokenizer = tokenizer or model.tokenizer()
-        self.device, self.autocast = world.device, autocast
+        self.device, self.precision = world.device, precision
         self.batch_size, self.workers = batch_size, workers
         self.dtype = next(model.clip.visual.parameters()).dtype
 
@@ -203,11 +204,8 @@ class Encoder:
         """Evaluation mode without gradients; afterwards every module's mode is restored."""
         modes = [(module, module.training) for module in self.clip.modules()]
         self.clip.eval()
-        # Up to torch 2.9 a caller's autocast would cache the weights cast here, without gradients.
-        on = self.autocast is not None
-        casting = torch.autocast(self.device.type, self.autocast, enabled=on, cache_enabled=False)
         try:
-            with torch.inference_mode(), casting:
+            with torch.inference_mode(), computing_in(self.precision, self.device):
                 yield
         finally:
             for module, training in modes:

@@ -21,6 +21,7 @@ from fastclip.data.images import UnusableSample, turn_upright, upright_rgb
 from fastclip.errors import InputError, PathError
 from fastclip.model import TwoTowers, build_model, find_model
 from fastclip.objective.temperature import clamped_tau
+from fastclip.precision import float32_products
 from fastclip.run.checkpoint import load as load_tensors
 from fastclip.run.checkpoint import tensor_names
 from fastclip.run.folder import Which, find_checkpoint, is_run, read_metadata
@@ -80,7 +81,8 @@ class Model:
     @torch.no_grad()
     def _in_batches(self, inputs: list, encode: Callable[[list], Tensor]) -> Tensor:
         batches = [inputs[start : start + self.batch] for start in range(0, len(inputs), self.batch)]
-        return torch.cat([encode(batch) for batch in batches])
+        with float32_products("float32", self.device):
+            return torch.cat([encode(batch) for batch in batches])
 
 
 def load(

@@ -13,26 +13,31 @@ from math import ceil
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Decoder
 from fastclip.distributed.world import World
-from fastclip.errors import OptionError
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
+from fastclip.precision import AUTOCAST, set_kernels, set_precision
+from fastclip.training.compiling import compile_as_asked
 from fastclip.training.micro_batch import find_micro_batch
-from fastclip.training.step import Loss, OpenClipLoss, TrainStep, compile_towers
+from fastclip.training.step import Loss, OpenClipLoss, TrainStep
 
 log = logging.getLogger(__name__)
 MAX_DEFAULT_WARMUP = 10_000  # steps; the paper's value for its medium and large settings
-AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def build_towers(config: Resolved, world: World) -> TwoTowers:
-    """Build the model, identical on every rank."""
+    """Build the model, identical on every rank, and set how it computes."""
     row, model = config.loss.algorithm, config.model
+    set_precision(config.precision, world.device)
+    set_kernels(
+        world.device, deterministic=config.deterministic, fastest_convolutions=config.model.channels_last
+    )
     towers = build_model(
         model.name,
         pretrained=model.pretrained,
@@ -50,9 +55,32 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
     )
     if not row.peer:
         towers.freeze_logit_scale()  # τ is a parameter of the loss
-    if model.compile:
-        compile_towers(towers)
+    freeze_unused(towers)
     return towers
+
+
+def freeze_unused(towers: TwoTowers) -> list[str]:
+    """Freeze and name the parameters that no feature depends on, such as CoCa's decoder of captions.
+
+    DDP would wait for their gradients forever. They are found by a pass over two pairs, in evaluation mode:
+    it draws no random numbers and changes no statistics.
+    """
+    side, scale = towers.image_size, towers.clip.logit_scale
+    images = torch.zeros(2, 3, side, side, device=scale.device)
+    tokens = torch.ones(2, towers.context_length, dtype=torch.int64, device=scale.device)
+    features = [some for some in towers.eval()(images, tokens) if some.requires_grad]
+    towers.train()
+    torch.autograd.backward([some.sum() for some in features])
+    named = [(name, p) for name, p in towers.named_parameters() if not name.startswith("clip.logit_")]
+    unused = {name: p for name, p in named if p.requires_grad and p.grad is None}
+    towers.zero_grad(set_to_none=True)
+    for parameter in unused.values():
+        parameter.requires_grad_(False)
+    if unused:
+        parts = ", ".join(sorted({".".join(name.split(".")[1:3]) for name in unused}))
+        count = sum(parameter.numel() for parameter in unused.values())
+        log.info("Not trained: %s parameters that no feature depends on (%s).", f"{count:,}", parts)
+    return [*unused]
 
 
 def build_step(
@@ -71,7 +99,6 @@ def build_step(
         total: number of steps; None: those of a new run.
         found: the size that `batch.micro: auto` found earlier; None: find it.
     """
-    _set_float32_precision(config.precision, world.device)
     loss = _build_loss(config, towers, num_samples, world)
     optim, total = config.optim, total or config.total_steps(num_samples)
     optimizer = build_optimizer(
@@ -99,9 +126,12 @@ def build_step(
         seed=config.seed,
         world=world,
     )
+    compile_as_asked(train_step, config, world)
     if micro == "auto" and found is None:
         train_step.micro = find_micro_batch(train_step, config, world)
-    train_step.model = _wrapped(towers, world)  # last: its buckets take the memory of the trial's gradients
+    train_step.model = _wrapped(
+        towers, world, optim.wire_dtype
+    )  # last: its buckets take the memory of the trial's gradients
     return train_step
 
 
@@ -121,16 +151,22 @@ def warmup_steps(given: int | None, steps: int) -> int:
     return given
 
 
-def _wrapped(towers: TwoTowers, world: World) -> nn.Module:
+def _wrapped(towers: TwoTowers, world: World, wire_dtype: str | None) -> nn.Module:
     """The towers, wrapped in DDP if there are several ranks."""
     if world.size == 1:
         return towers
-    return DistributedDataParallel(
+    model = DistributedDataParallel(
         towers,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         broadcast_buffers=towers.has_batch_norm_statistics,  # other buffers never change
     )
+    if wire_dtype is not None:
+        model.register_comm_hook(None, _COMPRESSION[wire_dtype])
+    return model
+
+
+_COMPRESSION = {"bfloat16": bf16_compress_hook}
 
 
 def _build_loss(config: Resolved, towers: TwoTowers, num_samples: int, world: World) -> Loss:
@@ -142,17 +178,6 @@ def _build_loss(config: Resolved, towers: TwoTowers, num_samples: int, world: Wo
 
 def _dtype(config: Resolved) -> torch.dtype:
     return torch.float64 if config.precision == "float64" else torch.float32
-
-
-def _set_float32_precision(precision: str, device: torch.device) -> None:
-    if device.type != "cuda":
-        if precision == "tf32":
-            advice = "On a CPU, pass --precision float32 or --precision bfloat16."
-            raise OptionError("precision", precision, "requires an NVIDIA GPU", advice=advice)
-        return
-    mode = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
 
 
 @contextmanager

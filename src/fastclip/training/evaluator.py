@@ -15,7 +15,7 @@ from fastclip.evaluation.suites import measure_of
 from fastclip.evaluation.task_layout import Task, find_tasks, open_task
 from fastclip.evaluation.zero_shot import score
 from fastclip.model import TwoTowers
-from fastclip.training.build import AUTOCAST
+from fastclip.training.compiling import uncompiled
 from fastclip.training.training_pairs import open_manifest_of, require_same_pairs
 
 
@@ -38,7 +38,7 @@ class Evaluator:
             world,
             tokenizer=tokenizer,
             workers=workers,
-            autocast=AUTOCAST.get(config.precision),
+            precision=config.precision,
         )
         pairs = config.evaluate.pairs
         self.pairs = None if pairs is None else open_manifest_of(pairs, config.data, world)
@@ -50,6 +50,13 @@ class Evaluator:
 
     def measure(self) -> dict[str, float]:
         """The measure for `best` first; recalls of the pairs; TASK/measure of each task, and tasks_mean."""
+        with uncompiled(self.encoder.model):
+            scores = self._measure()
+        # Rank 0's, as last bits may differ between GPUs: a new best leads to a save, which all ranks join.
+        scores = self.encoder.world.agree(scores)
+        return {self.best: scores[self.best], **scores}  # first, for displays that show only some
+
+    def _measure(self) -> dict[str, float]:
         scores: dict[str, float] = {}
         if self.pairs is not None:
             features = self.encoder.pairs(self.pairs)
@@ -67,7 +74,7 @@ class Evaluator:
             scores["tasks_mean"] = sum(main_scores) / len(main_scores)
         if self.best not in scores:
             raise OptionError.unknown("evaluate.best", self.best, scores)
-        return {self.best: scores[self.best], **scores}  # first, for displays that show only some
+        return scores
 
 
 def _open_tasks(path: str) -> list[Task]:

@@ -22,7 +22,6 @@ from torch.nn.functional import cross_entropy
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import ImageForm
 from fastclip.distributed.world import World
-from fastclip.model import TwoTowers
 from fastclip.objective.groups import groups_of
 from fastclip.objective.kernel import Features, full_precision
 from fastclip.objective.loss import GlobalContrastiveLoss
@@ -48,14 +47,14 @@ def find_micro_batch(train_step: TrainStep, config: Resolved, world: World) -> i
     while True:
         train_step.micro = size
         failure = _try(train_step, config, local_batch, world)
-        _free(train_step)  # after the exception, which holds the trial's tensors
+        free(train_step)  # after the exception, which holds the trial's tensors
         failures = [one for one in world.gather(failure) if one is not None]
         if not failures:
             break
         if size == 1:
             raise step_too_large(config, train_step, world, failures[0])
         size = (size + 1) // 2
-    if config.model.compile:
+    if config.model.compile is not False:
         torch.compiler.reset()  # or training would start with kernels for the trial's shapes
     counts, memory = f"{size:,} of {local_batch:,}", gib(world.device_bytes)
     log.info("batch.micro=auto: %s pairs at a time fit on %s (%s).", counts, world.device, memory)
@@ -89,11 +88,9 @@ def _try(train_step: TrainStep, config: Resolved, local_batch: int, world: World
     gpus = [world.device] if world.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=gpus), _margin(world):
-            decoder, towers = train_step.decoder, train_step.towers
-            form = _model_form(towers) if decoder is None else decoder.form
-            inputs = _largest_inputs(towers, config, local_batch, world.device, form)
+            inputs = largest_inputs(train_step, config, local_batch)
             following = torch.empty_like(inputs.images) if gpus else None  # copied to a GPU meanwhile
-            train_step.backward(0, inputs, _LocalStep(train_step.loss, world.size))
+            train_step.backward(0, inputs, LocalStep(train_step.loss, world.size))
             del following
     except torch.OutOfMemoryError as error:
         return str(error)
@@ -108,7 +105,8 @@ def _margin(world: World) -> Iterator[Tensor]:
     yield occupied
 
 
-def _free(train_step: TrainStep) -> None:
+def free(train_step: TrainStep) -> None:
+    """Free the memory of a trial."""
     train_step.stepper.optimizer.zero_grad(set_to_none=True)
     if train_step.world.device.type == "cuda":
         gc.collect()
@@ -116,15 +114,11 @@ def _free(train_step: TrainStep) -> None:
         torch.cuda.reset_peak_memory_stats(train_step.world.device)
 
 
-def _model_form(towers: TwoTowers) -> ImageForm:
-    return ImageForm((3, towers.image_size, towers.image_size), torch.float32)
-
-
-def _largest_inputs(
-    towers: TwoTowers, config: Resolved, local_batch: int, device: torch.device, form: ImageForm
-) -> Inputs:
-    """Images of the model's size, whole unless all steps drop patches; captions of its whole context."""
-    length = towers.context_length
+def largest_inputs(train_step: TrainStep, config: Resolved, local_batch: int) -> Inputs:
+    """Images as the loader gives them, whole unless all steps drop patches; captions of the whole context."""
+    towers, decoder, device = train_step.towers, train_step.decoder, train_step.world.device
+    side, length = towers.image_size, towers.context_length
+    form = ImageForm((3, side, side), torch.float32) if decoder is None else decoder.form
     images = torch.zeros(local_batch, *form.shape, dtype=form.dtype, device=device)
     tokens = torch.zeros(local_batch, length, dtype=torch.int64, device=device)
     lengths, patches = None if towers.unpadded is None else [length] * local_batch, None
@@ -133,7 +127,7 @@ def _largest_inputs(
     return Inputs(images, tokens, lengths, patches)
 
 
-class _LocalStep:
+class LocalStep:
     """A step of the loss with the memory it has on K ranks: copies of this rank's features replace others'.
 
     It reads and writes no state.

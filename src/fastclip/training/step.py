@@ -5,7 +5,7 @@ Letters: b local batch, d features. Nothing here waits for the device, except as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import log
@@ -315,17 +315,3 @@ def _backward(tensors: list[Tensor], gradients: list[Tensor]) -> None:
     """Propagate gradients from each tensor; those of a frozen tower have no graph and are skipped."""
     pairs = [(t, g) for t, g in zip(tensors, gradients, strict=True) if t.requires_grad]
     torch.autograd.backward([t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs])
-
-
-def compile_towers(towers: TwoTowers) -> None:
-    """Compile the towers in place; the names of their weights stay the same."""
-    for tower in _towers(towers):
-        tower.compile()
-
-
-def _towers(towers: TwoTowers) -> Iterator[nn.Module]:
-    """The modules that forward calls; without padding, the layers inside a text tower of open_clip's."""
-    clip = towers.clip
-    yield clip.visual
-    text = getattr(clip, "text", clip)
-    yield text.transformer if text is clip or towers.unpadded is not None else text

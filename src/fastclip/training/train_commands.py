@@ -18,7 +18,7 @@ def train(train_options: list[str]) -> None:
     from fastclip.training.trainer import train as train_run
 
     try:
-        with join_world(timeout=config.timeout) as world:
+        with join_world(timeout=config.timeout, device=config.device) as world:
             silence_other_ranks(world)
             train_run(config, world)
     except StoppedCleanly as stopped:

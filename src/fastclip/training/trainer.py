@@ -16,6 +16,7 @@ from fastclip import __version__
 from fastclip.config.resolved import Difference, Resolved, differences, named_options, resolve_again
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.agreement import require_same
+from fastclip.distributed.device import report_devices
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
 from fastclip.distributed.world import World
 from fastclip.errors import PathError
@@ -86,6 +87,7 @@ class OtherRun(PathError):
 def train(config: Resolved, world: World) -> Trainer:
     """Train to the end, from the newest checkpoint if there is one; return the trainer in its final state."""
     require_same(world, _settings(config))  # before any other collective: ranks that differ could hang
+    report_devices(world)
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
         saved = None if newest is None else read_metadata(newest)
@@ -270,6 +272,7 @@ class Trainer:
 
     def _save(self, loader: PairLoader, stopwatch: Stopwatch, must: bool) -> None:
         self._agree_on_buffers()
+        self._agree_on_tau()
         self._share_bad(loader)  # rank 0 saves them
         metadata = {
             "step": self.step,
@@ -332,6 +335,14 @@ class Trainer:
         if self.world.size > 1:
             for buffer in self.train_step.towers.buffers():
                 dist.broadcast(buffer, src=0)
+
+    def _agree_on_tau(self) -> None:
+        """Copy rank 0's τ and its moments to all ranks: they are outside DDP, and only rank 0's are saved."""
+        if self.world.size > 1:
+            stepper = self.train_step.stepper
+            for tau in stepper.tau:
+                for tensor in (tau.detach(), *stepper.optimizer.state[tau].values()):
+                    dist.broadcast(tensor, src=0)
 
     def _export(self, folder: Path) -> None:
         """Export the model, which was just saved, with its model card."""

@@ -88,7 +88,7 @@ def _profile_here(configs: list[Resolved], out: Path, steps: int, warmup: int) -
     from fastclip.tools.profiling.breakdown import AlgorithmProfile
     from fastclip.tools.profiling.profiler import profile_steps
 
-    with join_world(timeout=configs[0].timeout) as world:
+    with join_world(timeout=configs[0].timeout, device=configs[0].device) as world:
         silence_other_ranks(world)
         if world.is_main:
             make_writable(out)

@@ -19,6 +19,7 @@ from fastclip.data.manifest import digest, open_manifest
 from fastclip.data.pairs import COMMON_COLUMNS, Columns, File, Pair, SourceError, caption_lines
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import FOLDER_TABLES, IMAGE_EXTENSIONS, find_files, read_pairs, tar_members
+from fastclip.distributed.device import find_device
 from fastclip.distributed.world import World
 from fastclip.errors import PathError
 from fastclip.evaluation.feature_cache import cached_features, model_key
@@ -108,7 +109,7 @@ class Index:
         `columns` names a table's columns of images and captions, if they are unusual, and its encoding.
         """
         pictures = list_pictures(images, columns)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = find_device(local_rank=0)
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, device=device)
         encoder = Encoder(loaded.towers, World.alone(device), workers=workers)
         file = _index_file(Path(model).expanduser(), images)
