@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -200,13 +201,15 @@ def hub():
     script = (
         "import sys, json, time; from fastclip.distributed import watch; watch.GRACE = 0.5; "
         "store = type('Store', (dict,), {'set': dict.__setitem__})(); "
-        "held = watch.start_watch(store, 0, '127.0.0.1', 60); print(store['watcher'], flush=True); "
+        "held = watch.start_watch(store, 0, 4, '127.0.0.1', 60); print(store['watcher'], flush=True); "
         "time.sleep(60)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     yield process, json.loads(process.stdout.readline())
+    with suppress(FileNotFoundError):  # of a process that has ended
+        os.kill(watcher_of(process.pid), signal.SIGKILL)
     process.kill()
     process.communicate()
 
@@ -255,7 +258,7 @@ def test_a_failure_is_passed_on_with_its_reason(hub):
 def test_a_watcher_that_reaches_nobody_lets_its_rank_work(monkeypatch):
     store = Store(watcher=json.dumps(["token", ["127.0.0.1"], free_port()]))
     monkeypatch.setattr(watch, "GRACE", 0.1)
-    started = watch.start_watch(store, 1, "127.0.0.1", 60)
+    started = watch.start_watch(store, 1, 2, "127.0.0.1", 60)
     process = started._process
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()
     time.sleep(0.5)
@@ -274,13 +277,21 @@ def test_only_a_name_under_which_the_right_watcher_answers_is_used():
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        task = watcher.Task(1, os.getpid(), 1, 60, "token", None, ["127.0.0.1"], port)
+        task = watcher.Task(1, 2, os.getpid(), 1, 60, "token", None, ["127.0.0.1"], port)
         assert watcher.reach_hub(task) is None
         thread.join()
 
 
-def test_a_watcher_ends_with_its_rank(hub):
-    process, _ = hub
+def test_a_watcher_tells_those_that_come_late_that_its_rank_is_gone_and_ends(hub):
+    process, (token, _, port) = hub
     pid = watcher_of(process.pid)
     process.kill()
+    process.wait()
+    for rank in (1, 2, 3):
+        connection, answers = connect(port, token=token, rank=rank)
+        assert json.loads(answers.readline()) == {"welcome": True}
+        told = json.loads(answers.readline())
+        assert (told["rank"], told["lost"]) == (0, False)
+        connection.close()
+        answers.close()
     assert wait_for(lambda: gone(pid))

@@ -48,7 +48,7 @@ class Watch:
                 self._process.stdin.flush()
 
 
-def start_watch(store: dist.Store, rank: int, meeting: str, timeout: float) -> Watch:
+def start_watch(store: dist.Store, rank: int, size: int, meeting: str, timeout: float) -> Watch:
     """Start this rank's watcher. All ranks call it; where it cannot start, the job runs without one.
 
     Args:
@@ -65,7 +65,7 @@ def start_watch(store: dist.Store, rank: int, meeting: str, timeout: float) -> W
     token, hosts, port = json.loads(store.get("watcher"))
     try:
         descriptor = None if listener is None else listener.fileno()
-        return _start(Task(rank, os.getpid(), GRACE, timeout, token, descriptor, hosts, port))
+        return _start(Task(rank, size, os.getpid(), GRACE, timeout, token, descriptor, hosts, port))
     except OSError as error:
         log.error("The watcher of rank %d did not start: %s. The job runs without it.", rank, error)
         return Watch(None)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 PAUSE = 0.2  # seconds between two looks at whether the rank's process is still there
 ANSWER = 60.0  # seconds to wait for rank 0's watcher to answer
+LATE = 10.0  # seconds for the other watchers to come and hear that rank 0 died at its start
 UNREACHED = 10.0  # seconds until a watcher reports that it could not reach the others: the job may just end
 DIED = "died without an error message (killed, out of host memory, or its machine is lost)"
 
@@ -32,6 +33,7 @@ class Task(NamedTuple):
     """What a watcher is started with: a line of JSON on its standard input."""
 
     rank: int
+    size: int
     parent: int
     """The rank's process."""
     grace: float
@@ -94,6 +96,7 @@ class Watcher:
         self.secondary: set[int] = set()  # ranks that failed because they lost another
         self.deadline = self.report_at = inf
         self.peers: list[Channel] = []
+        self.missing = set(range(1, task.size))  # on rank 0: those whose watchers have not come yet
         self.selector = selectors.DefaultSelector()
         self.selector.register(Channel(0), selectors.EVENT_READ, self._hear_parent)
 
@@ -108,8 +111,7 @@ class Watcher:
         alive = True
         while alive:
             alive = os.getppid() == self.task.parent  # checked first: what it said at its end is still read
-            for key, _ in self.selector.select(PAUSE if alive else 0):
-                key.data(key.fileobj)
+            self._listen(PAUSE if alive else 0)
             if time.monotonic() > self.report_at:
                 _print(self._unreached())
                 self.report_at = inf
@@ -118,6 +120,13 @@ class Watcher:
                 os.kill(self.task.parent, signal.SIGKILL)
                 return
         self._learn(self.task.rank, DIED)
+        end = time.monotonic() + LATE
+        while self.task.listener is not None and self.missing and time.monotonic() < end:
+            self._listen(PAUSE)  # a rank that died at its start: the others' watchers are still to come
+
+    def _listen(self, seconds: float) -> None:
+        for key, _ in self.selector.select(seconds):
+            key.data(key.fileobj)
 
     def _hear_parent(self, parent: Channel) -> None:
         messages = parent.receive()
@@ -155,6 +164,7 @@ class Watcher:
             if peer.rank is None:
                 peer.rank = message["rank"]
                 self.peers.append(peer)
+                self.missing.discard(message["rank"])
                 peer.send(welcome=True)
                 for rank, text in self.failures.items():
                     peer.send(rank=rank, failed=text, lost=rank in self.secondary)

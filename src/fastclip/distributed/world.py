@@ -258,7 +258,7 @@ def _join(place: Place, timeout: timedelta) -> tuple[World, Watch]:
     try:
         store = _meet(_find_store(place, timeout), place, timeout)
         _require_same_device(store, place, device)
-        watch = start_watch(store, place.rank, place.address, timeout.total_seconds())
+        watch = start_watch(store, place.rank, place.size, place.address, timeout.total_seconds())
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=store,
