@@ -1,14 +1,18 @@
 """Evaluation during training: tasks are scored, and any of their measures can select the best."""
 
 import json
+import os
+import signal
+from functools import partial
 
 import pytest
 
 from fastclip.cli import main
 from fastclip.run.folder import read_metadata
 from fastclip.run.metrics_file import read_metrics
+from fastclip.training import evaluator
 from tests.evaluation.test_task_layout import labelled, write_task
-from tests.training.runs import Lab
+from tests.training.runs import Lab, Run, assert_same_run
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +78,42 @@ def test_a_folder_without_tasks_and_an_invalid_task_are_refused_before_training(
     assert main(["train", *lab.options(tmp_path / "b", "mbcl", evaluate__tasks=tmp_path / "tasks")]) == 1
     assert "bad" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "b" / "checkpoints").exists()
+
+
+def _signal_in_task(number, rank):
+    """Send SIGTERM to rank 1 while it scores this task, counted from the start of the process."""
+    score, scored = evaluator.score, []
+
+    def score_and_signal(task, *features):
+        scored.append(task)
+        if rank == 1 and len(scored) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return score(task, *features)
+
+    evaluator.score = score_and_signal
+
+
+@pytest.mark.slow
+def test_a_signal_during_an_evaluation_is_answered_before_the_next_task_and_the_evaluation_repeated(
+    lab, tmp_path
+):
+    """Stopped in the evaluations before, in the middle and at the end of training, each with two tasks."""
+    changed = {"evaluate__tasks": lab.folder / "tasks", "evaluate__every_epochs": 1}
+    lab.start(tmp_path / "reference", 2, **changed).finish()
+    options = lab.options(tmp_path / "run", "fastclip-v2", **changed)
+    for step, number in ((0, 1), (6, 3), (12, 3)):
+        run = Run(options, 2, lab.environment, prepare=partial(_signal_in_task, number))
+        assert run.wait() == [75, 75], run.output()
+        metadata = read_metadata(tmp_path / "run" / "checkpoints" / "last")
+        assert (metadata["step"], metadata["evaluation_due"]) == (step, True)
+        assert main(["verify", str(run.folder)]) == 0
+        if step:  # before that there is no record of any kind
+            assert [record["step"] for record in evaluations(run.folder)] == [*range(0, step, 6)]
+    Run(options, 2, lab.environment).finish()
+    assert_same_run(tmp_path / "run", tmp_path / "reference")
+    for link in ("best", "last"):
+        saved = read_metadata((tmp_path / "run" / "checkpoints" / link).resolve())
+        expected = read_metadata((tmp_path / "reference" / "checkpoints" / link).resolve())
+        assert [saved[name] for name in ("step", "best", "evaluation_due")] == [
+            expected[name] for name in ("step", "best", "evaluation_due")
+        ]
