@@ -14,6 +14,7 @@ import yaml
 from fastclip.cli import COMMANDS, main
 from fastclip.config.renamed import RENAMED, report_new_name
 from fastclip.data.pairs import ExtraCaptions
+from fastclip.errors import CommandError
 from tests.data.collections import png, write_shards, write_tar
 
 
@@ -205,3 +206,53 @@ def test_the_changelog_lists_every_renamed_option():
     for command, names in renamed.items():
         for old, new in names.items():
             assert f"| `{command}` | `{old}` | `{new}` |" in changelog
+
+
+# Errors.
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """`fastclip verify RUN` raises this error."""
+
+    def fail(error):
+        def verify(run: Path) -> None:
+            """Fail.
+
+            Args:
+                run: any.
+            """
+            raise error
+
+        monkeypatch.setattr("fastclip.run.verify.verify", verify)
+
+    return fail
+
+
+def test_an_error_of_ours_is_one_line_and_a_foreign_one_keeps_its_traceback(failing, capsys):
+    for error in (CommandError("stopped"), OSError("disk full"), ValueError("too large")):
+        failing(error)
+        assert main(["verify", "runs/mine"]) == 1
+        assert capsys.readouterr().err == f"fastclip verify: {error}\n"
+    failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        main(["verify", "runs/mine"])
+
+
+def test_torchrun_reports_the_traceback_of_a_foreign_error_only(failing, monkeypatch, tmp_path):
+    report = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+    failing(CommandError("stopped"))
+    assert main(["verify", "runs/mine"]) == 1
+    assert not report.exists()
+    failing(SystemExit(75))
+    with pytest.raises(SystemExit) as stopped:
+        main(["verify", "runs/mine"])
+    assert stopped.value.code == 75
+    assert main(["--version"]) == 0
+    failing(RuntimeError("CUDA error"))
+    with pytest.raises(RuntimeError):
+        main(["verify", "runs/mine"])
+    recorded = json.loads(report.read_text())["message"]
+    assert recorded["message"] == "RuntimeError: CUDA error"
+    assert "in verify" in recorded["extraInfo"]["py_callstack"]

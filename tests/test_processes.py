@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from fastclip import processes
 from fastclip.processes import children, free_port, start, wait
 
 SUPERVISED = [sys.executable, "-m", "fastclip.processes"]
@@ -91,6 +93,14 @@ def test_sigterm_acts_as_ctrl_c_only_inside_the_block():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_free_port_can_be_bound():
+def test_a_free_port_can_be_bound_and_is_below_those_of_outgoing_connections():
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port := free_port()))
+    assert port < first or first <= 20_000
+
+
+def test_where_outgoing_connections_may_take_any_port_a_free_one_is_still_found(monkeypatch):
+    monkeypatch.setattr(processes, "_first_outgoing_port", lambda: 1024)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", free_port()))

@@ -8,6 +8,7 @@ A command is a function. Its signature is its options, its docstring is its help
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from argparse import ArgumentParser, HelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +95,18 @@ _PRINT = "only print"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Find the command and run it; errors that a user can fix are printed in one line."""
+    """Find the command and run it; errors that a user can fix are printed in one line.
+
+    An unexpected RuntimeError keeps its traceback, which torchrun's report of a failed rank shows too.
+    """
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return _main(arguments)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    return record(_main)(arguments) or 0
+
+
+def _main(arguments: list[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["--version"]:
         print(f"fastclip {__version__}")
@@ -110,9 +122,16 @@ def main(arguments: list[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        if _is_foreign(error):
+            raise
         print(f"fastclip {name}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _is_foreign(error: BaseException) -> bool:
+    """Whether it is a RuntimeError of torch or another library, which says little without its traceback."""
+    return isinstance(error, RuntimeError) and not type(error).__module__.startswith("fastclip.")
 
 
 def call(name: str, words: list[str]) -> None:

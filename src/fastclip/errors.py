@@ -1,6 +1,7 @@
 """Errors that a person can fix: the message says what is wrong, where, and what to do.
 
-Each one also carries what it is about as a field, for programs and tests. All are ValueErrors.
+Each one also carries what it is about as a field, for programs and tests. All are ValueErrors, except
+CommandError and its like: a RuntimeError defined in fastclip is printed in one line, others with a traceback.
 """
 
 from __future__ import annotations
@@ -95,3 +96,7 @@ class InputError(ValueError):
 
     def __reduce__(self):
         return type(self), (self.argument, self.problem)
+
+
+class CommandError(RuntimeError):
+    """A command that could not do its work, for the reason and with the advice in the message."""

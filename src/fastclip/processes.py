@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 PROGRAM = (sys.executable, "-m", "fastclip")
@@ -82,10 +84,21 @@ def kill(child: subprocess.Popen) -> None:
 
 
 def free_port() -> int:
-    """A free port of this machine; another process may take it before it is used."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A free port of this machine, which no outgoing connection will take before it is used."""
+    below = range(20_000, _first_outgoing_port())
+    for port in (*random.SystemRandom().sample(below, min(100, len(below))), 0):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", port))
+            return listener.getsockname()[1]
+    raise OSError("No port is free.")
+
+
+def _first_outgoing_port() -> int:
+    """Linux gives outgoing connections ports of a range that can be configured, from 32,768 by default."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768
 
 
 def main(parent: int, command: list[str]) -> None:

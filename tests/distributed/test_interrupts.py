@@ -33,6 +33,7 @@ def _play_all(rank, size):
         "interrupted": _polls(world, before=_signal_itself(signal.SIGINT, rank=0, call=1)),
         "due": _polls(world, due=lambda call: (rank, call) in {(0, 2), (1, 4)}),
         "due until answered": _polls(world, due=lambda call: rank == 0 and call in (1, 2, 4)),
+        "asked between steps": _asked_between_steps(world),
         "slow": _seconds_of_a_poll(world),
         "logged": _logged_reasons(world),
         "failed": _polls_after_a_failure(world),
@@ -53,6 +54,16 @@ def _signal_itself(number, rank, call):
     return lambda at_rank, at_call: (
         os.kill(os.getpid(), number) if (at_rank, at_call) == (rank, call) else None
     )
+
+
+def _asked_between_steps(world):
+    """Rank 1 gets a signal after the first question; the polls of steps before and after are answered too."""
+    with Interrupts(world) as interrupts:
+        answers = [interrupts.poll(due=world.is_main), interrupts.stop_requested()]
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        answers += [interrupts.stop_requested(), interrupts.poll(), interrupts.poll()]
+    return answers
 
 
 def _seconds_of_a_poll(world):
@@ -115,6 +126,13 @@ def test_a_due_that_is_repeated_until_its_answer_is_answered_once(played):
         assert answers == [2, 5]
 
 
+def test_between_steps_all_ranks_know_at_once_that_one_was_asked_to_stop(played):
+    for rank in played:
+        nothing, before, after, first, second = rank["asked between steps"]
+        assert (nothing, before, after) == (NOTHING, False, True)
+        assert (first, second.stop) == (NOTHING, True)
+
+
 def test_a_poll_does_not_wait_for_a_slower_rank(played):
     assert all(rank["slow"] < 0.5 for rank in played)
 
@@ -135,10 +153,12 @@ def test_after_an_exception_no_rank_waits_for_answers(played):
 def test_alone_a_signal_counts_in_the_same_step(caplog):
     with Interrupts(ALONE) as interrupts:
         assert interrupts.poll() == NOTHING
+        assert not interrupts.stop_requested()
         assert interrupts.poll(due=True) == Decision(stop=False, due=True)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.poll() == Decision(stop=True, due=False)
+        assert interrupts.stop_requested()
     assert [(record.levelname, record.args) for record in caplog.records] == [("WARNING", ("SIGTERM",))]
 
 

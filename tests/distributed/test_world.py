@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastclip.distributed import world as launch
+from fastclip.distributed.watch import Watch
 from fastclip.distributed.world import (
     JoinError,
     Place,
@@ -25,6 +26,7 @@ from fastclip.distributed.world import (
     silence_other_ranks,
 )
 from fastclip.errors import InputError, OptionError
+from fastclip.processes import free_port
 
 TORCHRUN = {
     "RANK": "9",
@@ -117,7 +119,7 @@ def test_neighbouring_jobs_and_steps_have_their_own_ports(job, step, later):
         assert place is not None
         return place.port
 
-    assert 20_000 <= port(job, step) < 60_000
+    assert 20_000 <= port(job, step) < 30_000  # below those of outgoing connections
     assert port(job, step) not in (port(job + later, step), port(job, step + later), port(job + later, 0))
 
 
@@ -167,12 +169,6 @@ def launched(monkeypatch):
             monkeypatch.setenv(name, str(value))
 
     return set_variables
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.mark.parametrize("environ", [{}, {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}])
@@ -254,6 +250,7 @@ def gpus(monkeypatch):
     monkeypatch.setattr(launch, "_find_store", lambda place, timeout: None)
     monkeypatch.setattr(launch, "_meet", lambda store, place, timeout: store)
     monkeypatch.setattr(launch, "_require_same_device", lambda store, place, device: None)
+    monkeypatch.setattr(launch, "start_watch", lambda *place: Watch(None))
     monkeypatch.setattr(launch, "_default_group", lambda: calls["default"])
     return calls
 

@@ -6,7 +6,14 @@ import pickle
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from fastclip.run.state_file import DamagedCheckpoint, check_digest, read_metadata, read_state, write_state
+from fastclip.run.state_file import (
+    DamagedCheckpoint,
+    amend_state,
+    check_digest,
+    read_metadata,
+    read_state,
+    write_state,
+)
 
 FACTS = {"step": 20, "elapsed": 1.5e-05, "config": {"name": "τ", "seed": 3}, "best": {}}
 
@@ -39,6 +46,14 @@ def test_what_was_written_is_read(checkpoint):
     check_digest(checkpoint, "rank-00000.safetensors", state)
     plain = json.loads((checkpoint / "state.json").read_text())  # as earlier versions read it
     assert (plain["facts"], plain["files"]) == (FACTS, state.sizes)
+
+
+def test_values_can_be_changed_afterwards_and_the_files_stay_as_they_were(checkpoint):
+    assert amend_state(checkpoint, {"best": {"step": 20}, "new": 1})
+    state = read_state(checkpoint)
+    assert state.metadata == {**FACTS, "best": {"step": 20}, "new": 1}
+    check_digest(checkpoint, "rank-00000.safetensors", state)
+    assert sorted(path.name for path in checkpoint.iterdir()) == ["rank-00000.safetensors", "state.json"]
 
 
 def test_every_flipped_bit_is_refused_with_the_file(checkpoint):

@@ -6,13 +6,13 @@ import multiprocessing
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 import torch
 
+from fastclip.processes import free_port
 from fastclip.run.checkpoint import load, tensor_names
 from fastclip.run.folder import read_metadata
 from fastclip.run.metrics_file import read_metrics
@@ -94,7 +94,7 @@ class Run:
 
     def __init__(self, options, ranks=1, environment=None, largest_file=None, prepare=None):
         self.options, self.ranks = options, ranks
-        port = _free_port() if ranks > 1 else 0
+        port = free_port() if ranks > 1 else 0
         self.folder = Path(options[options.index("--out") + 1])
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder.with_name(self.folder.name + ".log")
@@ -230,9 +230,3 @@ def _main(options, rank, ranks, port, log, environment, largest_file, prepare):
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(main(["train", *options]))
-
-
-def _free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

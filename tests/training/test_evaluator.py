@@ -1,6 +1,9 @@
 """Evaluation during training: tasks are scored, and any of their measures can select the best."""
 
 import json
+import os
+import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +14,10 @@ from fastclip.distributed.world import World
 from fastclip.model import build_model
 from fastclip.run.folder import read_metadata
 from fastclip.run.metrics_file import read_metrics
-from fastclip.training import evaluator as evaluator_module
+from fastclip.training import evaluator
 from tests.evaluation.test_task_layout import labelled, write_task
 from tests.ranks import run_ranks
-from tests.training.runs import Lab
+from tests.training.runs import Lab, Run, assert_same_run
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +92,49 @@ def test_ranks_that_compute_other_last_bits_agree_on_the_scores():
 
 def _scores_of_a_rank(rank, size):
     world = World(rank, size, rank, torch.device("cpu"), None)
-    evaluator_module.recalls = lambda *_: {"mean_recall@1": 0.5 + rank * 1e-9}
-    evaluator = object.__new__(evaluator_module.Evaluator)  # without its data
+    evaluator.recalls = lambda *_: {"mean_recall@1": 0.5 + rank * 1e-9}
+    without_data = object.__new__(evaluator.Evaluator)
     features = SimpleNamespace(image_bd=None, text_md=None, image_of_text=None)
     model = build_model("vit-scenes", device="cpu")
-    evaluator.encoder = SimpleNamespace(model=model, world=world, pairs=lambda pairs: features)
-    evaluator.best, evaluator.pairs, evaluator.tasks = "mean_recall@1", "held out", []
-    return evaluator.measure()
+    without_data.encoder = SimpleNamespace(model=model, world=world, pairs=lambda pairs: features)
+    without_data.best, without_data.pairs, without_data.tasks = "mean_recall@1", "held out", []
+    return without_data.measure()
+
+
+def _signal_in_task(number, rank):
+    """Send SIGTERM to rank 1 while it scores this task, counted from the start of the process."""
+    score, scored = evaluator.score, []
+
+    def score_and_signal(task, *features):
+        scored.append(task)
+        if rank == 1 and len(scored) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return score(task, *features)
+
+    evaluator.score = score_and_signal
+
+
+@pytest.mark.slow
+def test_a_signal_during_an_evaluation_is_answered_before_the_next_task_and_the_evaluation_repeated(
+    lab, tmp_path
+):
+    """Stopped in the evaluations before, in the middle and at the end of training, each with two tasks."""
+    changed = {"evaluate__tasks": lab.folder / "tasks", "evaluate__every_epochs": 1}
+    lab.start(tmp_path / "reference", 2, **changed).finish()
+    options = lab.options(tmp_path / "run", "fastclip-v2", **changed)
+    for step, number in ((0, 1), (6, 3), (12, 3)):
+        run = Run(options, 2, lab.environment, prepare=partial(_signal_in_task, number))
+        assert run.wait() == [75, 75], run.output()
+        metadata = read_metadata(tmp_path / "run" / "checkpoints" / "last")
+        assert (metadata["step"], metadata["evaluation_due"]) == (step, True)
+        assert main(["verify", str(run.folder)]) == 0
+        if step:  # before that there is no record of any kind
+            assert [record["step"] for record in evaluations(run.folder)] == [*range(0, step, 6)]
+    Run(options, 2, lab.environment).finish()
+    assert_same_run(tmp_path / "run", tmp_path / "reference")
+    for link in ("best", "last"):
+        saved = read_metadata((tmp_path / "run" / "checkpoints" / link).resolve())
+        expected = read_metadata((tmp_path / "reference" / "checkpoints" / link).resolve())
+        assert [saved[name] for name in ("step", "best", "evaluation_due")] == [
+            expected[name] for name in ("step", "best", "evaluation_due")
+        ]

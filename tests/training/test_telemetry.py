@@ -112,6 +112,16 @@ def test_truncation_drops_later_steps_and_an_incomplete_line(tmp_path):
     assert path.read_text() == ""
 
 
+def test_truncation_drops_an_evaluation_that_is_to_be_repeated(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = ['{"step": 10, "evaluation": {}}', '{"step": 20, "loss": 0.5}', '{"step": 20, "evaluation": {}}']
+    path.write_text("\n".join(lines) + "\n")
+    truncate_metrics(path, 20)
+    assert len(read_metrics(path)) == 3
+    truncate_metrics(path, 20, evaluated=19)
+    assert path.read_text().splitlines() == lines[:2]
+
+
 def test_a_line_that_only_lacks_its_newline_is_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 10}\n{"step": 20}')

@@ -252,7 +252,9 @@ def test_evaluations_are_at_the_start_after_each_interval_and_at_the_end(train, 
 def scores(monkeypatch):
     """The scores of the next evaluations, whatever the model."""
     upcoming = []
-    monkeypatch.setattr(Evaluator, "measure", lambda self: {"mean_recall@1": 0.5, "other": upcoming.pop(0)})
+    monkeypatch.setattr(
+        Evaluator, "measure", lambda self, *_: {"mean_recall@1": 0.5, "other": upcoming.pop(0)}
+    )
     return upcoming
 
 

@@ -22,6 +22,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
+from fastclip.errors import CommandError
 from fastclip.files import atomic_write, temporary_path
 from fastclip.terminal import progress as progress_bar
 
@@ -154,7 +155,7 @@ def _enter_process(made: Any, stop: Any) -> None:
 
     def count_for_parent() -> None:
         if stop.is_set():
-            raise RuntimeError("stopped: another part failed, or the build was interrupted")
+            raise CommandError("stopped: another part failed, or the build was interrupted")
         with made.get_lock():
             made.value += 1
 

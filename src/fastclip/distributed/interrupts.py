@@ -98,6 +98,15 @@ class Interrupts:
         self._sent = flags, work
         return decision
 
+    def stop_requested(self) -> bool:
+        """Whether a rank was asked to stop by now, the same on every rank; it waits for all of them.
+
+        For long work between two steps. What is `due` is not answered here, but by the next `poll`.
+        """
+        before, now = self.poll(), self._receive()
+        self._sent = None
+        return before.stop or now.stop
+
     def _receive(self) -> Decision:
         """The flags of all ranks in the last call; none before the first."""
         if self._sent is None:

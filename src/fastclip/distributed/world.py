@@ -23,6 +23,7 @@ from fastclip.distributed.agreement import first_difference
 from fastclip.distributed.device import DeviceChoice
 from fastclip.distributed.device import find_device as _device
 from fastclip.distributed.interrupts import StoppedCleanly
+from fastclip.distributed.watch import Watch, start_watch
 from fastclip.errors import InputError, OptionError
 
 Value = TypeVar("Value")
@@ -111,7 +112,7 @@ def join_world(*, timeout: float = 1800, device: DeviceChoice = "auto") -> Itera
         local_rank = 0 if place is None else place.local_rank
         yield World(0, 1, local_rank, _device(local_rank, device), control=None)
         return
-    world, stopped = _join(place, timedelta(seconds=timeout), device), None
+    (world, watch), stopped = _join(place, timedelta(seconds=timeout), device), None
     try:
         try:
             yield world
@@ -119,14 +120,24 @@ def join_world(*, timeout: float = 1800, device: DeviceChoice = "auto") -> Itera
             stopped = error
         world.barrier()  # rank 0 holds the store, which the others need until they leave
     except BaseException as error:
-        _break_off(world)
         # gloo raises a plain RuntimeError, which names its source file
-        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error)):
+        lost = isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and "gloo/" in str(error)
+        )
+        watch.failed(error, lost=lost)
+        _break_off(world)
+        if lost:
             raise LostRanks(world, timeout, error) from error
         raise
+    watch.done()
     _leave(world)
     if stopped is not None:
         raise stopped
+
+
+def _is_lost_contact(error: BaseException) -> bool:
+    """gloo raises a plain RuntimeError, which names its source file."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
 class LostRanks(RuntimeError):
@@ -200,7 +211,7 @@ def _under_srun(environ: Mapping[str, str]) -> Place:
         ids = ("SLURM_JOB_ID", "SLURM_STEP_ID")
         _require(environ, ids, "srun sets both; or set MASTER_PORT yourself, e.g. to 29500")
         job, step = (_integer(environ, name) for name in ids)
-        port = 20_000 + (31 * job + step) % 40_000
+        port = 20_000 + (31 * job + step) % 10_000  # outgoing connections get ports from 32,768 on
     address = environ.get("MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"])
     return _checked(Place(rank, size, local_rank, address, port), "SLURM_PROCID", "SLURM_LOCALID")
 
@@ -244,12 +255,13 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
         raise OptionError(name, environ[name], "must be an integer") from None
 
 
-def _join(place: Place, timeout: timedelta, asked: DeviceChoice) -> World:
-    device = _device(place.local_rank, asked)
+def _join(place: Place, timeout: timedelta, asked: DeviceChoice) -> tuple[World, Watch]:
+    device, watch = _device(place.local_rank, asked), Watch(None)
     on_gpu = device.type == "cuda"
     try:
         store = _meet(_find_store(place, timeout), place, timeout)
         _require_same_device(store, place, device)
+        watch = start_watch(store, place.rank, place.size, place.address, timeout.total_seconds())
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=store,
@@ -260,8 +272,9 @@ def _join(place: Place, timeout: timedelta, asked: DeviceChoice) -> World:
         )
         control: Any = dist.new_group(backend="gloo", timeout=timeout) if on_gpu else _default_group()
     except RuntimeError as error:  # torch's errors of the network and of timeouts derive from it
+        watch.failed(error, lost=True)
         raise JoinError(place, timeout, error) from error
-    return World(place.rank, place.size, place.local_rank, device, control)
+    return World(place.rank, place.size, place.local_rank, device, control), watch
 
 
 class JoinError(RuntimeError):

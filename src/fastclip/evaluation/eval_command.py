@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastclip.errors import InputError, OptionError
+from fastclip.errors import CommandError, InputError, OptionError
 from fastclip.evaluation.suites import SUITES, Mean, Suite, find_suite
 from fastclip.terminal import console, progress
 
@@ -188,7 +188,7 @@ def _report(results: list[Result], suite: Suite | None, missing: list[str], json
     values = {result.task: result.value for result in results if result.value is not None}
     (_print_json if json else _print_table)(results, suite.means(values) if suite else None, missing)
     if failed := [result.task for result in results if result.error]:
-        raise RuntimeError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
+        raise CommandError(f"{len(failed)} of {len(results)} tasks could not be scored: {', '.join(failed)}.")
 
 
 def _print_json(results: list[Result], means: list[Mean] | None, missing: list[str]) -> None:

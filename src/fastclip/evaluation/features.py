@@ -28,7 +28,7 @@ from fastclip.data.pairs import caption_lines
 from fastclip.data.prefetch import whole_batches
 from fastclip.data.readers import UNUSABLE
 from fastclip.distributed.world import World
-from fastclip.errors import InputError, OptionError, PathError
+from fastclip.errors import CommandError, InputError, OptionError, PathError
 from fastclip.model import TwoTowers
 from fastclip.precision import computing_in
 
@@ -197,7 +197,7 @@ class Encoder:
             self.world.gather(f"{type(error).__name__}: {error}")
             raise
         if failure := next(filter(None, self.world.gather("")), None):
-            raise RuntimeError(f"another rank failed: {failure}")
+            raise CommandError(f"another rank failed: {failure}")
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

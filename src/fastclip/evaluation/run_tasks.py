@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastclip.data.manifest import digest
+from fastclip.errors import CommandError
 from fastclip.evaluation.feature_cache import cached_features
 from fastclip.evaluation.features import Encoder, Progress
 from fastclip.evaluation.suites import measure_of
@@ -60,7 +61,7 @@ def _open_together(name: str, folder: Path | str, encoder: Encoder) -> Task:
         encoder.all_agree(False)
         raise
     if not encoder.all_agree(True):
-        raise RuntimeError("another rank failed to open the task; see its log.")
+        raise CommandError("another rank failed to open the task; see its log.")
     return task
 
 

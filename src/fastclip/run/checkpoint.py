@@ -47,6 +47,7 @@ from fastclip.files import sync
 from fastclip.run.folder import complete_checkpoints
 from fastclip.run.state_file import (
     DamagedCheckpoint,
+    amend_state,
     check_digest,
     check_size,
     read_state,
@@ -106,6 +107,10 @@ class Checkpoints:
             message = f"Step {step:,} could not be saved in {self.folder}: {error}. {hint}"
             raise CheckpointError(message, step=step, newest=newest) from error
         return path
+
+    def amend(self, step: int, changes: dict) -> bool:
+        """Change these values in the metadata of a saved step, atomically; False if the step is not saved."""
+        return _on_first(lambda: self._amend(step, changes), step)
 
     def newest(self) -> Path | None:
         """The complete checkpoint with the highest step."""
@@ -183,6 +188,10 @@ class Checkpoints:
         part.rename(path)
         self._link("last", path)
         self._prune()
+
+    def _amend(self, step: int, changes: dict) -> bool:
+        path = self.folder / f"step-{step:08d}"
+        return path in self._complete() and amend_state(path, changes)
 
     def _complete(self) -> list[Path]:
         return complete_checkpoints(self.folder)

@@ -68,12 +68,21 @@ def last_record(path: Path) -> dict | None:
     return None
 
 
-def truncate_metrics(path: Path, step: int) -> None:
-    """Drop the records after `step`: a run that resumes there writes them again."""
+def truncate_metrics(path: Path, step: int, evaluated: int | None = None) -> None:
+    """Drop the records after `step`: a run that resumes there writes them again.
+
+    Args:
+        evaluated: the last step whose evaluation is kept; None: `step`.
+    """
+    evaluated = step if evaluated is None else evaluated
+
+    def stays(record: dict) -> bool:
+        return record.get("step", 0) <= (evaluated if "evaluation" in record else step)
+
     if not path.exists():
         return
     lines = JsonLines(path)
-    kept = [lines.raw[number - 1] for number, record in lines if record.get("step", 0) <= step]
+    kept = [lines.raw[number - 1] for number, record in lines if stays(record)]
     _warn_of_skipped(lines)
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:

@@ -16,11 +16,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from xxhash import xxh3_128_hexdigest
 
 from fastclip.errors import PathError
-from fastclip.files import file_digest
+from fastclip.files import file_digest, sync
 
 STATE = "state.json"
 STEP = re.compile(r"step-(\d{8,})")  # the name of a complete checkpoint
@@ -102,6 +103,17 @@ def read_state(checkpoint: Path) -> SavedState:
     if name and facts.get("step", int(name[1])) != int(name[1]):
         raise DamagedCheckpoint(file, f"it is of step {facts['step']}, but its folder is called {name[0]}")
     return SavedState(Metadata(facts, file), sizes, digests)
+
+
+def amend_state(checkpoint: Path, changes: dict) -> bool:
+    """Change values of a checkpoint's metadata: its state.json is the old or the new one, never a mixture."""
+    state = read_state(checkpoint)
+    with TemporaryDirectory(dir=checkpoint) as part:
+        new = write_state(Path(part), {**state.metadata, **changes}, state.sizes, state.digests)
+        sync(new)
+        new.replace(checkpoint / STATE)
+    sync(checkpoint)
+    return True
 
 
 def read_metadata(checkpoint: Path) -> Metadata:

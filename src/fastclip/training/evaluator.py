@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from fastclip.config.resolved import Resolved
@@ -28,6 +29,10 @@ def open_evaluator(
     return Evaluator(config, towers, tokenizer, world, workers)
 
 
+class EvaluationStopped(Exception):
+    """All ranks were asked to stop between two tasks."""
+
+
 class Evaluator:
     """Scores the towers in their current state; all ranks must take part, and get the same scores."""
 
@@ -48,21 +53,26 @@ class Evaluator:
         self.tasks = [] if self.tasks_path is None else _open_tasks(self.tasks_path)
         require_same(world, {"evaluate.tasks (names)": [task.name for task in self.tasks]})
 
-    def measure(self) -> dict[str, float]:
-        """The measure for `best` first; recalls of the pairs; TASK/measure of each task, and tasks_mean."""
+    def measure(self, stop_requested: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """The measure for `best` first; recalls of the pairs; TASK/measure of each task, and tasks_mean.
+
+        Before each task, EvaluationStopped is raised if `stop_requested`, which must agree on all ranks.
+        """
         with uncompiled(self.encoder.model):
-            scores = self._measure()
+            scores = self._measure(stop_requested)
         # Rank 0's, as last bits may differ between GPUs: a new best leads to a save, which all ranks join.
         scores = self.encoder.world.agree(scores)
         return {self.best: scores[self.best], **scores}  # first, for displays that show only some
 
-    def _measure(self) -> dict[str, float]:
+    def _measure(self, stop_requested: Callable[[], bool]) -> dict[str, float]:
         scores: dict[str, float] = {}
         if self.pairs is not None:
             features = self.encoder.pairs(self.pairs)
             scores |= recalls(features.image_bd, features.text_md, features.image_of_text)
         main_scores = []
         for task in self.tasks:
+            if stop_requested():
+                raise EvaluationStopped
             of_task = score(task, self.encoder, self.encoder.images(task))
             scores |= {f"{task.name}/{name}": value for name, value in of_task.items()}
             measure = measure_of(task.name, task.kind)

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from fastclip.errors import OptionError
+from fastclip.errors import CommandError, OptionError
 from fastclip.run.folder import METRICS
 from fastclip.run.metrics_file import MetricsFile, read_metrics
 from fastclip.training.display import Display, Plan
@@ -164,7 +164,7 @@ class _WeightsAndBiases:
             )
         except wandb.Error as error:
             advice = "Run `wandb login`, or set WANDB_MODE=offline and upload the run with `wandb sync`."
-            raise RuntimeError(f"Weights & Biases could not start: {error} {advice}") from error
+            raise CommandError(f"Weights & Biases could not start: {error} {advice}") from error
         self._run.define_metric("*", step_metric="step")  # its own step cannot decrease, as it does on resume
 
     def write(self, step: int, numbers: dict[str, float]) -> None:

@@ -36,7 +36,7 @@ from fastclip.run.folder import (
 from fastclip.run.lock import RunLock
 from fastclip.run.metrics_file import truncate_metrics
 from fastclip.training.build import build_step, build_towers
-from fastclip.training.evaluator import Evaluator, open_evaluator
+from fastclip.training.evaluator import EvaluationStopped, Evaluator, open_evaluator
 from fastclip.training.export import export, write_model_config
 from fastclip.training.micro_batch import conditions, found_before
 from fastclip.training.model_card import model_card
@@ -169,6 +169,7 @@ class Trainer:
         self.train_step = build_step(config, towers, self.num_samples, world, decoder, self.total, found)
         self.step = 0  # steps done
         self.best: dict = {}  # score and step of the best evaluation
+        self.evaluation_due = True  # whether the model of this step is still to be evaluated
         self.step_stats = StepStats(world.device)
         self.elapsed = 0.0  # seconds of training before this process
         self.bad: list = []
@@ -185,7 +186,7 @@ class Trainer:
         stopped = None
         with self._telemetry() as self.telemetry:
             try:
-                if self.step < self.total:
+                if self.step < self.total or self.evaluation_due:
                     self._train()
                 else:
                     log.info("%s is already finished, at step %d.", self.folder, self.step)
@@ -200,8 +201,9 @@ class Trainer:
         loader = self.pairs.loader(config.data, self.world, self.step, self.total)
         loader.bad.restore(self.bad)
         with Interrupts(self.world) as interrupts:
-            if self.step == 0:
-                self._evaluate(stopwatch)  # the untrained model as a baseline; errors surface immediately
+            if self.evaluation_due:  # the untrained model as a baseline: errors surface immediately
+                self._evaluate(loader, stopwatch, interrupts)
+                self._amend_evaluated()
             for batch in stopwatch.waiting(loader):
                 self.lock.check()
                 with explained(partial(step_too_large, config, self.train_step, self.world)):
@@ -213,7 +215,8 @@ class Trainer:
                 at_end = self.step == self.total
                 if at_end or self.step % config.log.every_steps == 0:
                     self._record(result, loader, stopwatch)
-                improved = (at_end or self._evaluation_due()) and self._evaluate(stopwatch)
+                self.evaluation_due = at_end or self._ends_interval()
+                improved = self.evaluation_due and self._evaluate(loader, stopwatch, interrupts)
                 decision = interrupts.poll(due=stopwatch.save_due(config.checkpoint.every_minutes))
                 by_steps = config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0
                 if at_end or improved or by_steps or decision.due or decision.stop:
@@ -248,19 +251,28 @@ class Trainer:
             loader.bad.add(new)
         loader.bad.take_new()  # those of other ranks are not new to them
 
-    def _evaluation_due(self) -> bool:
+    def _ends_interval(self) -> bool:
         """Whether an evaluation interval ended in this step."""
         every = self.config.evaluate.every_epochs * self.num_samples
         batch = self.config.batch.size
         return self.step * batch // every > (self.step - 1) * batch // every
 
-    def _evaluate(self, stopwatch: Stopwatch) -> bool:
-        """Evaluate the model; return whether it is the best so far."""
+    def _evaluate(self, loader: PairLoader, stopwatch: Stopwatch, interrupts: Interrupts) -> bool:
+        """Evaluate the model; return whether it is the best so far.
+
+        A stop between tasks saves the step as one that is still to be evaluated.
+        """
         if self.evaluator is None:
+            self.evaluation_due = False
             return False
         self._agree_on_buffers()
-        with stopwatch.paused(), explained(partial(evaluation_too_large, self.config, self.world)):
-            scores = self.evaluator.measure()
+        try:
+            with stopwatch.paused(), explained(partial(evaluation_too_large, self.config, self.world)):
+                scores = self.evaluator.measure(interrupts.stop_requested)
+        except EvaluationStopped:
+            self._save(loader, stopwatch, must=True)
+            raise StoppedCleanly(self.step) from None
+        self.evaluation_due = False
         score = scores[self.evaluator.best]
         best = self.step > 0 and (not self.best or score > self.best["score"])
         if best:
@@ -282,6 +294,7 @@ class Trainer:
             "num_samples": self.num_samples,
             **self.train_step.metadata(),
             "best": self.best,
+            "evaluation_due": self.evaluation_due,
             "bad": [list(sample) for sample in loader.bad.samples.values()],
             "tally": self.world.gather(self.step_stats.values.tolist()),
             "elapsed": stopwatch.elapsed(),
@@ -302,6 +315,15 @@ class Trainer:
             self.best = {} if saved is None else read_metadata(saved)["best"]
         stopwatch.saved()
 
+    def _amend_evaluated(self) -> None:
+        """If the step was saved before its evaluation, add what that has found to its checkpoint."""
+        changes = {"best": self.best, "evaluation_due": False}
+        try:
+            if self.checkpoints.amend(self.step, changes) and self.best.get("step") == self.step:
+                self.checkpoints.mark_best(self.step)
+        except CheckpointError as error:  # the next run would evaluate it again
+            self.telemetry.message(f"{error} Training continues.")
+
     def _load(self, path: Path) -> None:
         """Restore the state of a checkpoint; raise if the training data has another fingerprint."""
         metadata = read_metadata(path)
@@ -318,6 +340,7 @@ class Trainer:
         self.train_step.load_state(tensors, metadata)
         self.step_stats.load_state(metadata["tally"], self.world.rank, self.world.size)
         self.step, self.best, self.elapsed = metadata["step"], metadata["best"], metadata["elapsed"]
+        self.evaluation_due = metadata.get("evaluation_due", self.step == 0)  # older ones had done it
         self.bad = metadata["bad"]
         log.info("Resumed %s at step %d of %d.", self.folder, self.step, self.total)
 
@@ -328,7 +351,8 @@ class Trainer:
             write_schema(self.folder)
             write_config(self.config, self.folder)
             write_model_config(self.train_step.towers, self.folder)
-            truncate_metrics(self.folder / METRICS, self.step if resumed else -1)
+            last = self.step if resumed else -1
+            truncate_metrics(self.folder / METRICS, last, last - 1 if self.evaluation_due else last)
 
     def _agree_on_buffers(self) -> None:
         """Copy rank 0's BatchNorm statistics to all ranks, as DDP would in the next step."""

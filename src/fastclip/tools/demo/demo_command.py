@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastclip.errors import PathError
+from fastclip.errors import CommandError, PathError
 from fastclip.terminal import progress
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def demo(
         workers: loader workers.
     """
     if find_spec("gradio") is None:
-        raise RuntimeError("The demo needs gradio, which is not installed: pip install 'fastclip[demo]'.")
+        raise CommandError("The demo needs gradio, which is not installed: pip install 'fastclip[demo]'.")
     from fastclip.run.folder import EvaluationPairs
 
     where = EvaluationPairs([images]) if images else _pairs_of_run(model)
