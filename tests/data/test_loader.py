@@ -16,7 +16,7 @@ from fastclip.checked_files import DamagedFile
 from fastclip.data.bad_samples import TooManyBadSamples
 from fastclip.data.decode import Augment, FastDecoder, decoder
 from fastclip.data.decoded_cache import DecodedCache
-from fastclip.data.loader import DeadLoaderWorker, PairLoader
+from fastclip.data.loader import DeadLoaderWorker, PairLoader, StalledLoaderWorker
 from fastclip.data.manifest import Manifest, open_manifest
 from fastclip.data.order import Order, Samples
 from fastclip.data.patches import PatchChoice
@@ -218,6 +218,23 @@ class BusError(Manifest):
 
     def pair_at(self, place):
         os.kill(os.getpid(), signal.SIGBUS)
+
+
+@pytest.mark.slow
+def test_a_stalled_part_names_its_step_and_sample(manifest, monkeypatch):
+    monkeypatch.setattr("fastclip.data.prefetch.LARGEST", 2)
+    with pytest.raises(StalledLoaderWorker) as caught:  # sample 13 is in part 2 of step 1
+        batches(Stalling(manifest.folder), shuffle="none", workers=2, timeout=2)
+    assert f"step 1 waits for sample 13 of {manifest.where(13)}" in str(caught.value)
+
+
+class Stalling(Manifest):
+    """Storage that does not respond in time."""
+
+    def pair_at(self, place):
+        if place == self.place(13):
+            time.sleep(5)
+        return super().pair_at(place)
 
 
 def test_too_little_shared_memory_is_an_error_before_loader_workers_start(manifest):

@@ -1,14 +1,9 @@
 """Ranks divide what they share: cores of one set, and the /dev/shm of one container."""
 
-import os
-
-import pytest
-
 from fastclip.data import machine
 from fastclip.data.machine import Share, _Resources
 from fastclip.distributed.world import World
 from fastclip.files import cores
-from tests.ranks import run_ranks
 
 HERE = _Resources("a", (0, 1, 2, 3, 4, 5, 6, 7), 8, 25, 8_000)
 
@@ -39,17 +34,3 @@ def test_containers_of_a_machine_divide_its_cores_and_have_their_own_shared_memo
 def test_a_system_without_shared_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "none")
     assert Share.of(World.alone()) == Share(cores(), None)
-
-
-def _share(rank, size):
-    import torch
-    import torch.distributed as dist
-
-    world = World(rank, size, rank, torch.device("cpu"), dist.group.WORLD)
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    return Share.of(world).cores
-
-
-@pytest.mark.slow
-def test_real_ranks_agree():
-    assert run_ranks(_share, 2) == [1, 1]
