@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 CHUNK = 1 << 25  # elements that are updated at a time, which bounds the memory of intermediate values
@@ -36,10 +35,10 @@ class _Skippable(Optimizer):
                 taken = torch.ones((), device=device) if skip is None else 1 - skip
                 self._update(group, _chunks(with_gradients), taken)
 
-    def _update(self, group: dict[str, Any], chunks: Iterator[list[Parameter]], taken: Tensor) -> None:
+    def _update(self, group: dict[str, Any], chunks: Iterator[list[Tensor]], taken: Tensor) -> None:
         raise NotImplementedError
 
-    def _gradients_and_state(self, params: list[Parameter], taken: Tensor, *slots: str) -> list[list[Tensor]]:
+    def _gradients_and_state(self, params: list[Tensor], taken: Tensor, *slots: str) -> list[list[Tensor]]:
         """The gradients, 0 if the step is skipped, and the state of each slot."""
         take, zero = taken > 0, torch.zeros_like(taken)  # tensors: made once, not for each parameter
         gradients = [torch.where(take, p.grad, zero) for p in params]  # type: ignore[arg-type]
@@ -52,17 +51,17 @@ class Lion(_Skippable):
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]):
         super().__init__(groups, lr=lr, betas=betas, weight_decay=0.0)
 
-    def _update(self, group: dict[str, Any], chunks: Iterator[list[Parameter]], taken: Tensor) -> None:
+    def _update(self, group: dict[str, Any], chunks: Iterator[list[Tensor]], taken: Tensor) -> None:
         (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
         for params in chunks:
             taken = taken.to(params[0].dtype)
             gradients, averages = self._gradients_and_state(params, taken, "exp_avg")
-            updates = torch._foreach_mul(averages, beta1)
+            updates = list(torch._foreach_mul(averages, beta1))
             torch._foreach_add_(updates, gradients, alpha=1 - beta1)
             torch._foreach_sign_(updates)
             torch._foreach_mul_(updates, lr * taken)
             torch._foreach_mul_(params, 1 - lr * decay * taken)
-            torch._foreach_sub_(params, updates)
+            torch._foreach_add_(params, updates, alpha=-1)
             _average(averages, gradients, beta2, taken)
 
 
@@ -88,7 +87,7 @@ class Lamb(_Skippable):
             count = {"dtype": torch.float64, "device": group["params"][0].device}
             group["step"] = torch.as_tensor(group.get("step", 0), **count)
 
-    def _update(self, group: dict[str, Any], chunks: Iterator[list[Parameter]], taken: Tensor) -> None:
+    def _update(self, group: dict[str, Any], chunks: Iterator[list[Tensor]], taken: Tensor) -> None:
         (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
         group["step"] += taken
         step = group["step"].clamp(min=1)  # a skipped first step divides nothing by 0
@@ -103,7 +102,7 @@ class Lamb(_Skippable):
             scales = torch._foreach_sqrt(second)
             torch._foreach_div_(scales, root_2.to(dtype))
             torch._foreach_add_(scales, eps)
-            updates = torch._foreach_div(first, root_1.to(dtype))
+            updates = list(torch._foreach_div(first, root_1.to(dtype)))
             torch._foreach_div_(updates, scales)
             if decay:
                 torch._foreach_add_(updates, params, alpha=decay)
@@ -124,15 +123,15 @@ def _kept(beta: float, taken: Tensor) -> Tensor:
     return beta * taken + (1 - taken)
 
 
-def _alphas(params: list[Parameter], updates: list[Tensor]) -> Tensor:
+def _alphas(params: list[Tensor], updates: list[Tensor]) -> Tensor:
     weight_norms, update_norms = (torch.stack(torch._foreach_norm(some)) for some in (params, updates))
     adapted = (weight_norms > 0) & (update_norms > 0)
     return torch.where(adapted, weight_norms / update_norms, 1.0)
 
 
-def _chunks(params: list[Parameter]) -> Iterator[list[Parameter]]:
+def _chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
     """Consecutive parameters with at most CHUNK elements together, or a single one."""
-    chunk: list[Parameter] = []
+    chunk: list[Tensor] = []
     for parameter in params:
         if chunk and sum(p.numel() for p in (*chunk, parameter)) > CHUNK:
             yield chunk
