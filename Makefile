@@ -7,11 +7,12 @@
 # make docs    fill the tables of README.md and docs/ that repeat results/
 # make study NAME=batch-32   one of studies/*.yaml, from its pairs to its tables (20 minutes to 1.5 hours on 2 cores)
 # make bench   every benchmark; figures go to results/
+# make gpu     an hour's programme for one or two GPUs: right, robust and fast there? writes results/gpu.json
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests benchmarks
 
-.PHONY: demo setup check test test-page lint docs study bench clean
+.PHONY: demo setup check test test-page lint docs study bench gpu clean
 
 demo: setup
 	@$(BIN)/python -m fastclip.tour
@@ -74,6 +75,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.plan_fit
 	$(BIN)/python -m benchmarks.cut_link
 	$(BIN)/python -m benchmarks.hosts
+
+gpu: setup
+	$(BIN)/python -m benchmarks.gpu
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -66,7 +66,7 @@ class Case:
         arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         arguments += ["--local-loss", "--gather-with-grad", "--aug-cfg", f"scale=({self.scale})"]
         command = [sys.executable, "-c", THEIR_MAIN, str(OWN_MODELS), *arguments]
-        output = _run(command, {"PYTHONPATH": str(_their_webdataset())})
+        output = run(command, {"PYTHONPATH": str(their_webdataset())})
         return median([float(speed) for speed in re.findall(r"([\d.]+)/s, [\d.]+/s/gpu", output)][1:])
 
     def ours(self, workers: int, folder: Path) -> float:
@@ -81,7 +81,7 @@ class Case:
             options["data.workers"] = workers
         arguments = [f"--{name}={value}" for name, value in options.items()]
         cache = {"FASTCLIP_CACHE": str(folder / "cache")}
-        _run([sys.executable, "-m", "fastclip", "train", *arguments], cache)
+        run([sys.executable, "-m", "fastclip", "train", *arguments], cache)
         records = (folder / "ours" / "metrics.jsonl").read_text().splitlines()
         found = [json.loads(line) for line in records if '"loss"' in line]
         return median(record["time"]["samples_per_second"] for record in found[1:])
@@ -101,7 +101,7 @@ class Case:
         return figures | {"ratio": round(best["fastclip"] / best["open_clip"], 3), "rounds": rounds}
 
 
-def _run(command: list[str], environment: dict[str, str]) -> str:
+def run(command: list[str], environment: dict[str, str]) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "2"} | environment
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -109,7 +109,7 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
-def _their_webdataset() -> Path:
+def their_webdataset() -> Path:
     """The folder of the version of webdataset that open_clip_train runs with."""
     folder = Path(tempfile.gettempdir()) / WEBDATASET
     if not folder.is_dir():

@@ -1,0 +1,1 @@
+"""An hour's programme for a machine with one or two GPUs: `make gpu`."""
