@@ -58,6 +58,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.sample_state
 	$(BIN)/python -m benchmarks.loss_kernel --largest
 	$(BIN)/python -m benchmarks.data_lookup
+	$(BIN)/python -m benchmarks.indexing
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.data_get
 	$(BIN)/python -m benchmarks.objective_share
