@@ -197,6 +197,7 @@ def parallel_map(
     jobs: int,
     *,
     few: int = _FEW,
+    ahead: int | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> Iterator[Result]:
     """Yield work(chunk) in the order of the chunks, computed by `jobs` processes with few chunks in flight.
@@ -206,6 +207,7 @@ def parallel_map(
     Args:
         work: a function of a module, or a partial of one.
         few: chunks that this process works on itself.
+        ahead: results that may wait while an earlier chunk takes long; default: one per process.
         waiting: called every second while a result is awaited; may raise.
     """
     remaining = iter(chunks)
@@ -217,7 +219,7 @@ def parallel_map(
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_obey_parent)
     try:
-        pending = deque(pool.submit(work, chunk) for chunk in [*first, *islice(remaining, jobs)])
+        pending = deque(pool.submit(work, chunk) for chunk in [*first, *islice(remaining, ahead or jobs)])
         while pending:
             while waiting and not wait(list(pending)[:1], _BEAT).done:
                 waiting()

@@ -19,6 +19,7 @@ from fastclip.data.pairs import Columns, File
 from fastclip.files import claim, parallel_map
 
 SMALL = 1 << 26  # bytes of files, indexed sooner than processes start
+_AHEAD = 16  # files per process that may be done before a large one
 _PAUSE = 0.05, 1.0  # seconds between two looks at files that other processes index: first, and at most
 _LISTING_SHARE = 0.05  # of the time may be spent listing finished files; on a network it is slow
 
@@ -57,7 +58,7 @@ def index_together(
     jobs = min(crew.jobs, len(left)) if sum(task.size for task in left) > SMALL else 1
     if jobs > 1:
         work = partial(_index_if_free, columns)
-        for _ in parallel_map(work, left, jobs, few=1, waiting=shown.update):
+        for _ in parallel_map(work, left, jobs, few=1, ahead=_AHEAD * jobs, waiting=shown.update):
             shown.update()
     pause = _PAUSE[0]
     while left := [task for task in left if not task.path.exists()]:

@@ -31,11 +31,13 @@ def together(
 ) -> Value:
     """Return work(beat) when every rank has finished its own; an error on one rank is raised on all.
 
+    Without a process group this rank is the only one.
+
     Args:
         work: calls `beat()` often; it returns immediately, and raises the error of another rank.
         waiting: called as waiting(finished, ranks) while this rank waits for others.
     """
-    if world.size == 1:
+    if world.size == 1 or not dist.is_initialized():
         return work(lambda: None)
     pulse = _Pulse(world)
     try:
@@ -95,7 +97,7 @@ class _Pulse:
             working = self._receive(working)
             if working:
                 time.sleep(_PAUSE)
-                if waiting:
+                if waiting and working < size:  # before the first answer, all are assumed to work
                     waiting(size - working, size)
 
     def _send(self, working: bool) -> None:
