@@ -1,6 +1,7 @@
 """Processes that index one collection: killed and resumed, or side by side, they write the same manifest."""
 
 import os
+import shutil
 import signal
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastclip.checked_files import DamagedFile
 from fastclip.data import index_files, index_together, manifest
 from fastclip.data.index_together import Crew
 from fastclip.data.manifest import INDEXES, open_manifest
@@ -182,9 +184,23 @@ def test_a_damaged_index_is_reported_and_its_file_indexed_again(tmp_path, monkey
     indexes = sorted(interrupted(str(data), monkeypatch).glob("*.index"))
     flip(indexes[1], 40)
     assert contents(open_manifest(str(data)).folder) == expected
-    reports = [record.getMessage() for record in caplog.records if record.name == "fastclip.data.manifest"]
+    reports = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(reports) == 1
     assert indexes[1].name in reports[0]
+
+
+def test_indexes_that_vanish_again_and_again_are_an_error(tmp_path, monkeypatch):
+    data = write_shards(tmp_path / "data", 6, 3)
+    merge = manifest._Building._merge
+
+    def merge_without(building, indexes):
+        shutil.rmtree(building.indexes)
+        return merge(building, indexes)
+
+    monkeypatch.setattr(manifest._Building, "_merge", merge_without)
+    with pytest.raises(DamagedFile) as caught:
+        open_manifest(str(data))
+    assert Path(caught.value.path).parent.suffix == INDEXES
 
 
 def test_a_file_that_changed_after_an_interruption_is_indexed_again(tmp_path, monkeypatch):

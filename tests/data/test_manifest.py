@@ -131,6 +131,14 @@ def test_pickled_manifest_has_no_rows(tmp_path):
     assert pickle.loads(pickle.dumps(manifest)).read(7) == manifest.read(7)
 
 
+def test_a_reader_for_another_thread_shares_the_rows_and_opens_its_own_shards(tmp_path):
+    manifest = open_manifest(str(write_shards(tmp_path / "data", 60, 3)))
+    reader = manifest.reader()
+    assert reader.read(7) == manifest.read(7)
+    assert reader._rows is manifest._rows  # opening 300 million rows for each of 4,096 images takes long
+    assert not set(reader._tars.files.values()) & set(manifest._tars.files.values())
+
+
 def test_parquet_with_bytes_under_unusual_names(tmp_path):
     pq.write_table(pa.table({"bild": [png(0), png(1)], "wort": ["a", "b"]}), tmp_path / "t.parquet")
     manifest = open_manifest(str(tmp_path / "t.parquet"), Columns("bild", "wort"))

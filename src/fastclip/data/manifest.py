@@ -14,7 +14,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -188,7 +187,8 @@ class Manifest:
 
     def reader(self) -> Manifest:
         """The same manifest for another thread: it opens files of its own."""
-        other = copy(self)
+        other = Manifest.__new__(Manifest)
+        other.__dict__.update(self.__dict__)  # `copy` would open the manifest again, as __reduce__ says
         other._tars = OpenFiles(self._tars.versions)
         other._tables = ParquetImages(self._columns, self._tars.versions)
         return other
@@ -258,6 +258,7 @@ class _Building:
     def __post_init__(self) -> None:
         self.indexes = self.folder.with_name(self.folder.name + INDEXES)
         self._shown = (0, 0)
+        self._damaged: set[str] = set()  # indexes that were damaged once
 
     def open(self, crew: Crew) -> Manifest:
         with build_lock(self.folder, self._waiting):
@@ -270,7 +271,9 @@ class _Building:
             tasks = self._tasks()
             index_together(tasks, self.columns, crew, self._show)
             with build_lock(self.folder, self._waiting):
-                manifest = self._current() or self._merge([task.path for task in tasks])
+                manifest = self._current()
+                if manifest is None:  # else another process was faster
+                    manifest = self._merge([task.path for task in tasks])
         return manifest
 
     def _current(self) -> Manifest | None:
@@ -290,8 +293,9 @@ class _Building:
         try:
             build_anew(self.folder, lambda part: self._write(part, indexes))
         except DamagedFile as error:
-            if Path(error.path) not in indexes:
+            if Path(error.path) not in indexes or error.path in self._damaged:
                 raise
+            self._damaged.add(error.path)
             log.warning("%s Its file is indexed again.", error)
             self._make_indexes()
             Path(error.path).unlink(missing_ok=True)
