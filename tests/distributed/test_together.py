@@ -36,10 +36,10 @@ def test_a_rank_alone_just_works():
 
 
 def _work_long(rank, size):
-    world, seen = world_of(rank, size, timeout=1.0), []
+    world, seen = world_of(rank, size, timeout=2.0), []
 
     def work(beat):
-        work_for((0.0, 2.5, 0.5)[rank], beat)
+        work_for((0.0, 4.0, 0.5)[rank], beat)
         return rank
 
     value = together(world, work, lambda finished, ranks: seen.append((finished, ranks)))
@@ -109,11 +109,11 @@ def _lose(rank, size, how, folder):
     world = world_of(rank, size, timeout=1.0)
 
     def work(beat):
-        work_for(0.3, beat)
-        if rank == 1 and how == "dies":
-            os._exit(0)
-        if rank == 1:
+        work_for(20 if rank == 0 and how == "dies early" else 0.3, beat)
+        if rank == 1 and how == "is silent":
             wait_for((folder / "noticed").exists)
+        elif rank == 1:
+            os._exit(0)
 
     try:
         together(world, work)
@@ -123,7 +123,7 @@ def _lose(rank, size, how, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["dies", "is silent"])
+@pytest.mark.parametrize("how", ["dies", "dies early", "is silent"])
 def test_a_rank_that_dies_or_is_silent_for_the_timeout_is_noticed(how, tmp_path):
     with pytest.raises(TimeoutError):  # no rank returns
         run_ranks(_lose, 2, how, tmp_path)

@@ -12,6 +12,7 @@ import pickle
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -45,7 +46,9 @@ def together(
     except _RaisedElsewhere as error:
         raise error.original from None
     except Exception as error:
-        pulse.finish(error, waiting)
+        if not pulse.lost:
+            with suppress(RuntimeError):  # ranks that are lost now are not the first failure
+                pulse.finish(error, waiting)
         raise
     try:
         pulse.finish(None, waiting)
@@ -73,6 +76,7 @@ class _Pulse:
     """One all-reduce after another: how many ranks still work, and how many failed."""
 
     def __init__(self, world: World):
+        self.lost = False  # whether a rank is gone
         self._world = world
         self._error: Exception | None = None
         self._sent: tuple[torch.Tensor, dist.Work] | None = None
@@ -110,8 +114,9 @@ class _Pulse:
         if self._sent is None or not self._sent[1].is_completed():
             return before
         numbers, work = self._sent
+        self.lost = True
         work.wait()  # raises if a rank is gone
-        self._sent = None
+        self.lost, self._sent = False, None
         working, failed = numbers.tolist()
         if failed:
             errors = self._world.gather(_portable(self._error))
