@@ -59,6 +59,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.sample_state
 	$(BIN)/python -m benchmarks.loss_kernel --largest
 	$(BIN)/python -m benchmarks.data_lookup
+	$(BIN)/python -m benchmarks.indexing
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.loader_memory
 	$(BIN)/python -m benchmarks.data_get

@@ -16,7 +16,8 @@ from xxhash import xxh3_64_intdigest
 
 from benchmarks.record import save
 from fastclip.checked_files import CHUNK, digests_of, write_checked
-from fastclip.data.manifest import open_manifest
+from fastclip.data.index_together import Crew
+from fastclip.data.manifest import _Building, open_manifest
 from fastclip.data.order import Order
 from fastclip.data.rows import ROW
 from fastclip.datasets.resumable_build import write_tar
@@ -24,9 +25,10 @@ from fastclip.datasets.resumable_build import write_tar
 ROWS, SHARDS, BATCH, SEED = 300_000_000, 30_000, 5120, 0
 
 
-def _fake_build(part: Path, files: list, stamps: list, columns: tuple, progress: object) -> None:
+def _fake_write(building: _Building, part: Path, indexes: list) -> None:
     """Write the manifest of 30,000 shards with 10,000 pairs each."""
-    listed = [{"path": file.path, "kind": "tar", "rows": ROWS // SHARDS, "captions": ""} for file in files]
+    paths, columns, stamps = [file.path for file in building.files], building.columns, building.stamps
+    listed = [{"path": path, "kind": "tar", "rows": ROWS // SHARDS, "captions": ""} for path in paths]
     about = {"pairs": ROWS, "fingerprint": "", "fingerprint_1": "", "images_sampled": True, "problems": {}}
     about |= {"extra_captions": [0, 0], "columns": columns, "stamps": stamps, "files": listed}
     write_checked(part / "manifest.json", json.dumps(about))
@@ -44,7 +46,10 @@ def lookup(folder: Path) -> dict:
     """Time the order and manifest rows of global batches; the rows are a sparse file in the page cache."""
     for i in range(SHARDS):
         (folder / f"{i:05d}.tar").touch()
-    with patch("fastclip.data.manifest._build", _fake_build):
+    with (
+        patch("fastclip.data.manifest.index_together"),
+        patch("fastclip.data.manifest._Building._write", _fake_write),
+    ):
         open_manifest(str(folder))
     start = perf_counter()
     manifest = open_manifest(str(folder))
@@ -81,7 +86,7 @@ def indexing(folder: Path, members: int = 60_000) -> dict:
         )
         write_tar(folder / f"{shard}.tar", files)
     start = perf_counter()
-    manifest = open_manifest(str(folder))
+    manifest = open_manifest(str(folder), crew=Crew(jobs=1))
     seconds = perf_counter() - start
     return {"pairs": len(manifest), "members_per_minute": round(members / seconds * 60)}
 

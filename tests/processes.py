@@ -1,4 +1,4 @@
-"""Check whether processes have ended, and wait until they have."""
+"""Processes that sleep, whether they have ended, and waiting until they have."""
 
 import os
 import time
@@ -11,6 +11,12 @@ def wait_for(condition, seconds=30):
             return True
         time.sleep(0.02)
     return False
+
+
+def sleep_and_pid(seconds):
+    """Work for other processes, in a module that is imported quickly."""
+    time.sleep(seconds)
+    return os.getpid()
 
 
 def gone(pid):

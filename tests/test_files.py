@@ -1,14 +1,18 @@
 """Folders that are replaced survive a kill at any moment; parallel_map gives results in order."""
 
+import multiprocessing
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from itertools import count
 
 import pytest
 
 from fastclip import files
-from fastclip.files import atomic_folder, cores, open_files_limit, parallel_map
+from fastclip.files import atomic_folder, build_lock, claim, cores, open_files_limit, parallel_map
+from tests.processes import gone, sleep_and_pid, wait_for
 from tests.ranks import run_ranks
 
 
@@ -27,6 +31,71 @@ def test_few_chunks_and_one_job_run_in_this_process():
     for chunks, jobs in ((4, 2), (20, 1), (0, 2)):
         results = list(parallel_map(double_and_pid, range(chunks), jobs=jobs))
         assert results == [(2 * x, os.getpid()) for x in range(chunks)]
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.slow
+def test_the_caller_is_called_while_it_waits_for_results_and_may_stop():
+    calls = []
+
+    def waiting():
+        calls.append(None)
+        if len(calls) == 2:
+            raise Stop
+
+    before = set(multiprocessing.active_children())
+    with pytest.raises(Stop):
+        list(parallel_map(sleep_and_pid, [60, 60], jobs=2, few=1, waiting=waiting))
+    assert set(multiprocessing.active_children()) == before
+
+
+ENDLESS = """
+from fastclip.files import parallel_map
+from tests.processes import sleep_and_pid
+for pid in parallel_map(sleep_and_pid, [0, 0, 0, 0, 0, 60, 60, 60], jobs=2):
+    print(pid, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_the_one_that_started_them(number):
+    command = [sys.executable, "-c", ENDLESS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        workers = {int(process.stdout.readline()) for _ in range(5)}
+        process.send_signal(number)
+        assert process.wait(timeout=30)
+        assert wait_for(lambda: all(gone(pid) for pid in workers))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_claim_is_granted_to_one_and_needs_its_folder(tmp_path):
+    with claim(tmp_path / "file.lock") as first:
+        with claim(tmp_path / "file.lock") as second, claim(tmp_path / "other.lock") as other:
+            assert (first, second, other) == (True, False, True)
+        with claim(tmp_path / "file.lock") as again:
+            assert not again  # a claim that was refused releases nothing
+    with claim(tmp_path / "file.lock") as later:
+        assert later
+    with pytest.raises(FileNotFoundError), claim(tmp_path / "none" / "file.lock"):
+        pass
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_one_that_waits_for_a_lock_is_called_and_may_stop(tmp_path):
+    def waiting():
+        raise Stop
+
+    folder = tmp_path / "folder"
+    with build_lock(folder, waiting), pytest.raises(Stop), build_lock(folder, waiting):
+        pass
 
 
 # Kills. A process that was killed does nothing more, so every operation after the k-th one fails as well.

@@ -31,6 +31,13 @@ def test_progress_prints_nothing_for_two_seconds_then_a_line_every_ten(capsys, c
     assert all(line.startswith("counting") and "30 sheep" in line for line in lines)
 
 
+def test_progress_without_a_total_shows_its_title_alone(capsys, clock):
+    with progress("counting", "sheep", clock=clock) as update:
+        clock.now += 3
+        update(0, 0)
+    assert capsys.readouterr().err == "counting …\n"
+
+
 def test_progress_draws_a_bar_on_a_terminal_after_two_seconds(monkeypatch, clock):
     shown = on_terminal(monkeypatch)
     with progress("counting [all]", "sheep", clock=clock) as update:

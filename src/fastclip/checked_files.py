@@ -19,7 +19,7 @@ import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fastclip.errors import PathError
-from fastclip.files import atomic_folder, build_lock
+from fastclip.files import atomic_folder, build_lock, sync
 
 log = logging.getLogger(__name__)
 CHUNK = 1 << 16  # bytes per digest: few enough to check what one random read needs
@@ -163,28 +163,53 @@ def checked(path: Path) -> Path:
     return path
 
 
+def publish(part: Path, path: Path) -> None:
+    """Rename a file that was written with its digests; it appears last, and complete."""
+    for written, place in ((digests_of(part), digests_of(path)), (part, path)):
+        sync(written)
+        written.replace(place)
+
+
 def open_or_build(
     folder: Path,
     open: Callable[[], Cache],
     is_current: Callable[[Cache], bool],
     build: Callable[[Path], None],
+    waiting: Callable[[], None] | None = None,
 ) -> Cache:
     """Open a cache; build it first if there is none, or if it is outdated or damaged.
 
-    Several processes may call this at the same time: one builds, the others wait.
+    Several processes may call this at the same time: one builds, the others wait, and call `waiting` every
+    second.
     """
-    with build_lock(folder):
-        if folder.exists():
-            try:
-                cache = open()
-                if is_current(cache):
-                    return cache
-            except DamagedFile as error:
-                log.warning("%s The cache is built again.", error)
-        with atomic_folder(folder) as part:
-            build(part)
-        shutil.rmtree(_aside(folder), ignore_errors=True)
-        return open()
+    with build_lock(folder, waiting):
+        cache = open_current(folder, open, is_current)
+        if cache is None:
+            build_anew(folder, build)
+            cache = open()
+        return cache
+
+
+def open_current(
+    folder: Path, open: Callable[[], Cache], is_current: Callable[[Cache], bool]
+) -> Cache | None:
+    """Open a cache whose lock is held; None if there is none, or if it is outdated or damaged."""
+    if not folder.exists():
+        return None
+    try:
+        cache = open()
+        return cache if is_current(cache) else None
+    except DamagedFile as error:
+        log.warning("%s The cache is built again.", error)
+        _move_aside(folder)
+        return None
+
+
+def build_anew(folder: Path, build: Callable[[Path], None]) -> None:
+    """Build a cache whose lock is held: `build` writes into a folder that replaces it."""
+    with atomic_folder(folder) as part:
+        build(part)
+    shutil.rmtree(_aside(folder), ignore_errors=True)
 
 
 def set_aside(folder: Path, opened: CheckedFile) -> None:
@@ -194,8 +219,12 @@ def set_aside(folder: Path, opened: CheckedFile) -> None:
     """
     with build_lock(folder):
         if opened.is_in_place():
-            shutil.rmtree(_aside(folder), ignore_errors=True)
-            folder.rename(_aside(folder))
+            _move_aside(folder)
+
+
+def _move_aside(folder: Path) -> None:
+    shutil.rmtree(_aside(folder), ignore_errors=True)
+    folder.rename(_aside(folder))
 
 
 def _aside(folder: Path) -> Path:

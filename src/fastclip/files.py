@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import multiprocessing
 import os
 import resource
 import shutil
+import signal
+import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
+from filelock import BaseFileLock, FileLock, Timeout
 from xxhash import xxh3_128
 
 from fastclip.errors import PathError
@@ -26,6 +31,7 @@ _CACHE_ADVICE = "Set $FASTCLIP_CACHE to a folder that can be written, with room 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of all cores, and of the period that they are for
 _FEW = 4  # chunks too few to start processes for
 _MOST_OPEN = 1 << 16  # descriptors: more than the shards of most collections
+_BEAT = 1.0  # seconds between calls of those who wait
 
 
 def cache_path(*parts: str) -> Path:
@@ -54,17 +60,50 @@ def make_writable(folder: Path, advice: str = "Choose another --out.") -> None:
 
 
 @contextmanager
-def build_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` while building it; other processes wait and find it built."""
+def build_lock(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock of `folder` while building it; other processes wait and find it built.
+
+    Args:
+        waiting: called every second while another process holds the lock; may raise.
+    """
     lock = FileLock(folder.with_name(folder.name + ".lock"))
-    cached = folder.is_relative_to(cache_path())
-    with _writing(folder.parent, _CACHE_ADVICE if cached else "Choose another --out."):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+    while not _acquire(lock, folder, _BEAT if waiting else -1):
+        assert waiting is not None  # without a limit, the lock is acquired
+        waiting()
     try:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def claim(path: Path) -> Iterator[bool]:
+    """Whether no other process holds this lock file, which this one holds inside, at most until it dies.
+
+    A file system without locks grants every claim. FileNotFoundError if the folder is gone: filelock's locks
+    would make it again.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            claimed = True
+        except OSError as error:
+            claimed = error.errno not in (errno.EAGAIN, errno.EACCES)
+        yield claimed
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(lock: BaseFileLock, folder: Path, seconds: float) -> bool:
+    cached = folder.is_relative_to(cache_path())
+    with _writing(folder.parent, _CACHE_ADVICE if cached else "Choose another --out."):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=seconds)
+        except Timeout:
+            return False
+    return True
 
 
 @contextmanager
@@ -129,7 +168,7 @@ def atomic_write(path: Path, text: str) -> None:
 
 def temporary_path(path: Path) -> Path:
     """The file that this process writes before renaming it to `path`."""
-    return path.with_name(f"{path.name}.{os.getpid()}.part")
+    return path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
 
 
 def file_digest(path: Path, progress: Callable[[int], None] | None = None) -> str:
@@ -177,19 +216,56 @@ def cores() -> int:
         return allowed
 
 
-def parallel_map(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], jobs: int) -> Iterator[Result]:
+def parallel_map(
+    work: Callable[[Chunk], Result],
+    chunks: Iterable[Chunk],
+    jobs: int,
+    *,
+    few: int = _FEW,
+    ahead: int | None = None,
+    waiting: Callable[[], None] | None = None,
+) -> Iterator[Result]:
     """Yield work(chunk) in the order of the chunks, computed by `jobs` processes with few chunks in flight.
 
-    `work` is a function of a module, or a partial of one.
+    The processes end when this one does, however it ends, and when the caller fails or takes no more results.
+
+    Args:
+        work: a function of a module, or a partial of one.
+        few: chunks that this process works on itself.
+        ahead: results that may wait while an earlier chunk takes long; default: one per process.
+        waiting: called every second while a result is awaited; may raise.
     """
-    waiting = iter(chunks)
-    first = list(islice(waiting, _FEW + 1))
-    if jobs == 1 or len(first) <= _FEW:
+    remaining = iter(chunks)
+    first = list(islice(remaining, few + 1))
+    if jobs == 1 or len(first) <= few:
         yield from map(work, first)
-        yield from map(work, waiting)
+        yield from map(work, remaining)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        pending = deque(pool.submit(work, chunk) for chunk in [*first, *islice(waiting, jobs)])
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_obey_parent)
+    try:
+        pending = deque(pool.submit(work, chunk) for chunk in [*first, *islice(remaining, ahead or jobs)])
         while pending:
+            while waiting and not wait(list(pending)[:1], _BEAT).done:
+                waiting()
             yield pending.popleft().result()
-            pending.extend(pool.submit(work, chunk) for chunk in islice(waiting, 1))
+            pending.extend(pool.submit(work, chunk) for chunk in islice(remaining, 1))
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _obey_parent() -> None:
+    """End when the parent is gone; on Ctrl-C, which reaches all processes of a terminal, wait for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -31,14 +31,15 @@ def console(stderr: bool = False) -> Console:
 def progress(
     title: str, unit: str = "", *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None]]:
-    """Yield `update(done, total)`; nothing is shown for the first two seconds."""
+    """Yield `update(done, total)`; nothing is shown for the first two seconds. A total of 0 is unknown."""
     view = View(line_every=10.0, first=2.0, clock=clock)
     bar = view.add_bar(title)
 
     def update(done: int, total: int) -> None:
         if view.due():
-            view.update(bar, completed=done, total=total, steps=f"{done:,}/{total:,} {unit}")
-            view.show(f"{title}: {done:,} of {total:,} {unit}".rstrip())
+            steps, line = f"{done:,}/{total:,} {unit}", f"{title}: {done:,} of {total:,} {unit}"
+            view.update(bar, completed=done, total=total or None, steps=steps if total else "")
+            view.show(line.rstrip() if total else f"{title} …")
 
     try:
         yield update

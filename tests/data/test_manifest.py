@@ -1,11 +1,11 @@
 """The manifest: stable ids, reuse, several processes, damaged files."""
 
 import errno
+import logging
 import multiprocessing
 import os
 import pickle
 import shutil
-import time
 
 import fsspec
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 
 from fastclip.checked_files import DamagedFile
 from fastclip.data.images import UnusableSample
-from fastclip.data.manifest import open_manifest
+from fastclip.data.manifest import INDEXES, open_manifest
 from fastclip.data.pairs import Columns, SourceError
 from fastclip.data.readers import ChangedFile
 from fastclip.data.remote import RemoteError
@@ -131,6 +131,14 @@ def test_pickled_manifest_has_no_rows(tmp_path):
     assert pickle.loads(pickle.dumps(manifest)).read(7) == manifest.read(7)
 
 
+def test_a_reader_for_another_thread_shares_the_rows_and_opens_its_own_shards(tmp_path):
+    manifest = open_manifest(str(write_shards(tmp_path / "data", 60, 3)))
+    reader = manifest.reader()
+    assert reader.read(7) == manifest.read(7)
+    assert reader._rows is manifest._rows  # opening 300 million rows for each of 4,096 images takes long
+    assert not set(reader._tars.files.values()) & set(manifest._tars.files.values())
+
+
 def test_parquet_with_bytes_under_unusual_names(tmp_path):
     pq.write_table(pa.table({"bild": [png(0), png(1)], "wort": ["a", "b"]}), tmp_path / "t.parquet")
     manifest = open_manifest(str(tmp_path / "t.parquet"), Columns("bild", "wort"))
@@ -186,37 +194,31 @@ def test_full_disk_leaves_no_incomplete_manifest(tmp_path, cache):
     with pytest.raises(OSError, match="No space left") as caught:
         open_manifest(str(data), progress=fail)
     assert caught.value.errno == errno.ENOSPC
-    assert not [path for path in (cache / "manifests").iterdir() if path.suffix != ".lock"]
+    assert {path.suffix for path in (cache / "manifests").iterdir()} == {".lock", INDEXES}
     assert len(open_manifest(str(data))) == 10
+    assert {path.suffix for path in (cache / "manifests").iterdir()} == {".lock", ""}
 
 
-def _open_slowly(path, cache, queue):
+def _open(path, cache, queue):
     os.environ["FASTCLIP_CACHE"] = cache
-    calls = []
-
-    def report_first(*counts):
-        if not calls:
-            queue.put("built")
-            time.sleep(0.3)
-        calls.append(counts)
-
-    queue.put(open_manifest(path, progress=report_first).fingerprint)
+    queue.put(open_manifest(path).fingerprint)
 
 
 @pytest.mark.slow
-def test_one_of_several_processes_builds_and_the_others_wait(tmp_path, cache):
+def test_several_processes_build_one_manifest(tmp_path, cache):
     data = write_shards(tmp_path / "data", 40, 4)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    processes = [context.Process(target=_open_slowly, args=(str(data), str(cache), queue)) for _ in range(4)]
+    processes = [context.Process(target=_open, args=(str(data), str(cache), queue)) for _ in range(4)]
     for process in processes:
         process.start()
-    messages = [queue.get(timeout=30) for _ in range(5)]
+    fingerprints = {queue.get(timeout=30) for _ in processes}
     for process in processes:
         process.join()
-    assert messages.count("built") == 1
-    assert set(messages) == {"built", open_manifest(str(data)).fingerprint}
-    assert not list((cache / "manifests").glob("*.part"))
+    times = [path.stat().st_mtime_ns for path in cached_files(cache)]
+    assert fingerprints == {open_manifest(str(data)).fingerprint}
+    assert [path.stat().st_mtime_ns for path in cached_files(cache)] == times  # it was not built again
+    assert {path.suffix for path in (cache / "manifests").iterdir()} == {".lock", ""}
 
 
 def test_problems_are_stored_and_counted(tmp_path):
@@ -342,11 +344,12 @@ def test_damage_in_a_large_manifest_is_noticed_in_use_and_mended_by_the_next_run
 
 def _open_damaged(path, cache, queue):
     os.environ["FASTCLIP_CACHE"] = cache
-    built = []
-    queue.put((open_manifest(path, progress=lambda *counts: built.append(counts)).fingerprint, bool(built)))
+    reports = []
+    logging.getLogger("fastclip.checked_files").addFilter(lambda record: reports.append(record))
+    queue.put((open_manifest(path).fingerprint, len(reports)))
 
 
-def test_one_of_several_processes_mends_a_damaged_manifest(tmp_path, cache):
+def test_one_of_several_processes_reports_a_damaged_manifest_and_all_mend_it(tmp_path, cache):
     data = write_shards(tmp_path / "data", 20, 2)
     fingerprint = open_manifest(str(data)).fingerprint
     flip(next((cache / "manifests").glob("*/rows.bin")), 100)
@@ -358,7 +361,8 @@ def test_one_of_several_processes_mends_a_damaged_manifest(tmp_path, cache):
     found = [queue.get(timeout=30) for _ in processes]
     for process in processes:
         process.join()
-    assert sorted(found) == [(fingerprint, False), (fingerprint, False), (fingerprint, True)]
+    assert sorted(found) == [(fingerprint, 0), (fingerprint, 0), (fingerprint, 1)]
+    assert {path.suffix for path in (cache / "manifests").iterdir()} == {".lock", ""}
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_with_advice(tmp_path, monkeypatch):

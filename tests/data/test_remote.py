@@ -61,7 +61,7 @@ def test_a_copy_that_cannot_be_fetched_leaves_nothing_behind(cache, monkeypatch)
     def fail(*_):
         raise ConnectionError("reset")
 
-    monkeypatch.setattr(remote_module, "sync", fail)
+    monkeypatch.setattr("fastclip.checked_files.sync", fail)
     with pytest.raises(RemoteError) as caught:
         local_copy(REMOTE)
     assert caught.value.path == REMOTE

@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import nullcontext
 from math import ceil
 
 import pytest
@@ -28,7 +27,7 @@ from fastclip.training.build import (
     warmup_steps,
 )
 from fastclip.training.step import OpenClipLoss
-from fastclip.training.training_pairs import open_manifest_of, open_training_pairs
+from fastclip.training.training_pairs import open_training_pairs
 from tests.data.collections import png
 from tests.text_models import write_config
 from tests.training.runs import collection
@@ -97,11 +96,7 @@ def test_several_captions_are_announced_once_by_rank_0(rank, warnings, towers, t
         (tmp_path / f"{i}.png").write_bytes(png(i))
         (tmp_path / f"{i}.txt").write_text(caption)
 
-    class RankOfTwo(World):
-        def barrier(self):
-            pass
-
-    open_training_pairs(config(str(tmp_path), 2), towers, RankOfTwo(rank, 2, rank, CPU, None))
+    open_training_pairs(config(str(tmp_path), 2), towers, World(rank, 2, rank, CPU, None))
     mine = [record for record in caplog.records if record.name == pairs_module.__name__]
     assert [record.args[0] for record in mine if record.levelname == "WARNING"] == warnings
 
@@ -175,28 +170,6 @@ def test_the_batches_of_the_ranks_are_slices_of_the_global_batch(pairs_24, model
         assert torch.equal(batch.index, torch.cat([first.index, second.index]))
         assert torch.equal(batch.images, torch.cat([first.images, second.images]))
         assert torch.equal(batch.tokens, torch.cat([first.tokens, second.tokens]))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize(("rank", "expected"), [(0, ["open", "barrier"]), (1, ["barrier", "open"])])
-def test_rank_0_opens_a_collection_first_and_releases_the_others_even_if_it_fails(
-    rank, expected, fails, monkeypatch
-):
-    events = []
-
-    class RecordingWorld(World):
-        def barrier(self):
-            events.append("barrier")
-
-    def open_manifest(*_, **__):
-        events.append("open")
-        if fails:
-            raise SourceError("no such file")
-
-    monkeypatch.setattr(pairs_module, "open_manifest", open_manifest)
-    with pytest.raises(SourceError) if fails else nullcontext():
-        open_manifest_of("x.tar", DataConfig(), RecordingWorld(rank, 2, rank, CPU, None))
-    assert events == expected
 
 
 # BatchNorm and micro-batches

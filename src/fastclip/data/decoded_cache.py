@@ -85,7 +85,8 @@ class DecodedCache:
         """Decode the collection if it is not in the cache; CacheTooLarge if it would not fit into memory.
 
         Args:
-            progress: called as progress(done, total) while images are decoded.
+            progress: called as progress(done, total) while images are decoded, and as progress(0, 0) every
+                second while another process does it.
             chunk: images that a process decodes at a time.
             memory: returns the bytes that may be used.
         """
@@ -101,7 +102,8 @@ class DecodedCache:
             _check_fits(manifest, max_pixels, min(memory(), shutil.disk_usage(folder.parent).free))
             _build(part, manifest, max_pixels, jobs or os.cpu_count() or 1, progress, chunk)
 
-        return open_or_build(folder, open, is_current=lambda cache: True, build=build)
+        waiting = partial(progress, 0, 0) if progress else None
+        return open_or_build(folder, open, is_current=lambda cache: True, build=build, waiting=waiting)
 
     def __reduce__(self):
         """Pickle the paths alone: the receiving process maps the files itself."""

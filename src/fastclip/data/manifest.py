@@ -10,9 +10,11 @@ import codecs
 import json
 import logging
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -23,14 +25,17 @@ from fastclip.checked_files import (
     SMALL,
     CheckedFile,
     DamagedFile,
+    build_anew,
     checked,
-    open_or_build,
+    open_current,
     set_aside,
     write_checked,
 )
 from fastclip.data.fingerprint import IMAGES, READ_WHOLE, take_fingerprint
 from fastclip.data.images import UnusableSample
-from fastclip.data.index_files import Indexer, absolute, stat_of
+from fastclip.data.index_files import absolute, stat_of
+from fastclip.data.index_together import Crew, Task, index_together
+from fastclip.data.merge_indexes import Merger
 from fastclip.data.pairs import (
     COMMON_COLUMNS,
     EMPTY_FILE,
@@ -40,6 +45,7 @@ from fastclip.data.pairs import (
     ExtraCaptions,
     File,
     Problem,
+    SourceError,
     not_decodable,
 )
 from fastclip.data.readers import UNUSABLE, OpenFiles, ParquetImages, Span
@@ -47,12 +53,14 @@ from fastclip.data.remote import is_remote, local_copy, remote_stamp
 from fastclip.data.rows import IN_FILE, IN_TAR, ROW, Place
 from fastclip.data.sources import find_files, list_folder
 from fastclip.data.tables import folder_of
-from fastclip.files import cache_folder
+from fastclip.files import build_lock, cache_folder, cores
 from fastclip.text import counted
 
 log = logging.getLogger(__name__)
 VERSION = 2  # of the files in the cache: ids and order stay as they are
 _THREAD_DESCRIPTORS = 64  # of each thread that reads: it takes shards one after another
+INDEXES = ".indexes"  # ends the name of the folder where the files of a manifest are indexed
+_GIVEN_UP = 7 * 86_400  # seconds after which an interrupted index is not expected to resume
 _BLOCK = 8192  # rows of a table or folder that count as one block for `shuffle: blocks`
 
 
@@ -185,7 +193,8 @@ class Manifest:
 
     def reader(self) -> Manifest:
         """The same manifest for another thread: it opens files of its own."""
-        other = copy(self)
+        other = Manifest.__new__(Manifest)
+        other.__dict__.update(self.__dict__)  # `copy` would open the manifest again, as __reduce__ says
         other._tars = OpenFiles(self._tars.versions, _THREAD_DESCRIPTORS)
         other._tables = ParquetImages(self._columns, self._tars.versions)
         return other
@@ -225,12 +234,16 @@ def open_manifest(
     paths: str | list[str],
     columns: Columns = COMMON_COLUMNS,
     *,
+    crew: Crew | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
     """Open the manifest of a collection; build it if there is none, or if the files have changed.
 
-    Several processes may call this at the same time: one builds, the others wait. `progress(done, total)`
-    counts bytes.
+    Several processes may call this at the same time: they share the work.
+
+    Args:
+        crew: how many processes to start, and who else is at work. Default: one process per core.
+        progress: called as progress(done, total) every second or so; counts bytes, or 0 if they are unknown.
     """
     files = find_files(paths)
     encoding = codecs.lookup(columns.encoding).name.removesuffix("-sig")  # one name per encoding
@@ -238,16 +251,116 @@ def open_manifest(
     with ThreadPoolExecutor(32) as pool:  # remote files respond slowly, but many at a time
         stamps = list((pool.map if any(is_remote(file.path) for file in files) else map)(_stamp, files))
     files = [f._replace(version=_version(f.path, s)) for f, s in zip(files, stamps, strict=True)]
-    folder = cache_folder("manifests") / digest([VERSION, columns, [absolute(file.path) for file in files]])
-    manifest = open_or_build(
-        folder,
-        open=lambda: _open(folder),
-        is_current=lambda found: found.stamps == stamps and not _found_again(found),
-        build=lambda part: _build(part, files, stamps, columns, progress),
+    name = digest([VERSION, columns, [absolute(file.path) for file in files]])
+    building = _Building(
+        cache_folder("manifests") / name, files, stamps, columns, progress or (lambda done, total: None)
     )
+    manifest = building.open(crew or Crew(cores()))
     for reason, count in manifest.problem_counts.items():
         log.warning("%s: skipped %s × %s", manifest.files[0], f"{count:,}", reason)
     return manifest
+
+
+@dataclass
+class _Building:
+    """A manifest that is opened, or built: many processes index its files, one of them merges the indexes."""
+
+    folder: Path
+    files: list[File]
+    stamps: list[list[str]]
+    columns: Columns
+    progress: Callable[[int, int], None]
+
+    def __post_init__(self) -> None:
+        self.indexes = self.folder.with_name(self.folder.name + INDEXES)
+        self._shown = (0, 0)
+        self._damaged: set[str] = set()  # indexes that were damaged once
+
+    def open(self, crew: Crew) -> Manifest:
+        with build_lock(self.folder, self._waiting):
+            manifest = self._current()
+            if manifest is None:
+                self._make_indexes()
+            elif self.indexes.exists():  # a process was killed before it removed them
+                self._remove_indexes()
+        while manifest is None:
+            tasks = self._tasks()
+            index_together(tasks, self.columns, crew, self._show)
+            with build_lock(self.folder, self._waiting):
+                manifest = self._current()
+                if manifest is None:  # else another process was faster
+                    manifest = self._merge([task.path for task in tasks])
+        return manifest
+
+    def _current(self) -> Manifest | None:
+        def is_current(found: Manifest) -> bool:
+            return found.stamps == self.stamps and not _found_again(found)
+
+        return open_current(self.folder, lambda: _open(self.folder), is_current)
+
+    def _tasks(self) -> list[Task]:
+        return [
+            Task(file, self.indexes / f"{digest([file, stamp])}.index", _size(stamp))
+            for file, stamp in zip(self.files, self.stamps, strict=True)
+        ]
+
+    def _merge(self, indexes: list[Path]) -> Manifest | None:
+        """Build the manifest of these indexes and remove them; None if some must be written again."""
+        try:
+            build_anew(self.folder, lambda part: self._write(part, indexes))
+        except DamagedFile as error:
+            if Path(error.path) not in indexes or error.path in self._damaged:
+                raise
+            self._damaged.add(error.path)
+            log.warning("%s Its file is indexed again.", error)
+            self._make_indexes()
+            Path(error.path).unlink(missing_ok=True)
+            return None
+        except SourceError:  # no usable pair
+            self._remove_indexes()
+            raise
+        self._remove_indexes()
+        manifest = _open(self.folder)
+        if _found_again(manifest):  # since its table was indexed, before an interruption
+            self._make_indexes()
+            return None
+        return manifest
+
+    def _write(self, part: Path, indexes: list[Path]) -> None:
+        found = Merger(part)
+        found.merge(self.files, indexes, self._waiting)
+
+        def read(done: int, total: int) -> None:
+            self._show(found.image_bytes * done // total, found.image_bytes)
+
+        about: dict = {"version": VERSION, "pairs": found.pairs, "problems": found.problem_counts}
+        about |= {"columns": self.columns, "stamps": self.stamps, "extra_captions": found.extra_captions}
+        about |= {"fingerprint": "", "fingerprint_1": found.fingerprint_1(), "files": found.files}
+        about |= {"images_sampled": found.image_bytes > READ_WHOLE}
+        write_checked(part / "manifest.json", json.dumps(about))
+        about["fingerprint"] = take_fingerprint(Manifest(part), read)
+        write_checked(part / "manifest.json", json.dumps(about))
+        log.info("indexed %s in %s", counted(found.pairs, "pair"), counted(len(self.files), "file"))
+
+    def _make_indexes(self) -> None:
+        """Make their folder under the lock, as it is removed: no process begins when another has finished."""
+        cache_folder("manifests", self.indexes.name)
+
+    def _remove_indexes(self) -> None:
+        """Remove the indexes of single files, and those of collections that were given up."""
+        leaving = self.indexes.with_name(self.indexes.name + ".part")
+        shutil.rmtree(leaving, ignore_errors=True)
+        self.indexes.rename(leaving)  # processes that look for them now find all or none
+        for folder in self.folder.parent.glob(f"*{INDEXES}*"):
+            if folder == leaving or time.time() - folder.stat().st_mtime > _GIVEN_UP:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _show(self, done: int, total: int) -> None:
+        self._shown = (done, total)
+        self.progress(done, total)
+
+    def _waiting(self) -> None:
+        self.progress(*self._shown)
 
 
 def _open(folder: Path) -> Manifest:
@@ -274,6 +387,11 @@ def _stamp(file: File) -> list[str]:
     return [digest([[name, *stat_of(os.path.join(file.path, name))] for name in list_folder(file.path)])]
 
 
+def _size(stamp: list[str]) -> int:
+    """The bytes of a file; 0 if its stamp is that of a folder, or a server did not report them."""
+    return int(stamp[0]) if len(stamp) == 2 and stamp[0].isdecimal() else 0
+
+
 def _version(path: str, stamp: list[str]) -> str:
     return " ".join(stamp) if is_remote(path) else ""
 
@@ -281,22 +399,3 @@ def _version(path: str, stamp: list[str]) -> str:
 def digest(thing: object) -> str:
     """Hash anything that can be written as JSON."""
     return blake2b(json.dumps(thing).encode(), digest_size=16).hexdigest()
-
-
-def _build(part: Path, files: list[File], stamps: list, columns: Columns, progress: Callable | None) -> None:
-    """Write a manifest into the folder `part`."""
-    found = Indexer(part, columns)
-    found.index(files, progress)
-
-    def read(done: int, total: int) -> None:
-        if progress:
-            progress(found.image_bytes * done // total, found.image_bytes)
-
-    about: dict = {"version": VERSION, "pairs": found.pairs, "problems": found.problem_counts}
-    about |= {"columns": columns, "stamps": stamps, "extra_captions": found.extra_captions}
-    about |= {"fingerprint": "", "fingerprint_1": found.fingerprint_1(), "files": found.files}
-    about |= {"images_sampled": found.image_bytes > READ_WHOLE}
-    write_checked(part / "manifest.json", json.dumps(about))
-    about["fingerprint"] = take_fingerprint(Manifest(part), read)
-    write_checked(part / "manifest.json", json.dumps(about))
-    log.info("indexed %s in %s", counted(found.pairs, "pair"), counted(len(files), "file"))

@@ -10,8 +10,8 @@ from typing import IO
 
 import fsspec
 
-from fastclip.checked_files import SMALL, CheckedFile, CheckedWriter, DamagedFile, digests_of
-from fastclip.files import build_lock, cache_folder, sync
+from fastclip.checked_files import SMALL, CheckedFile, CheckedWriter, DamagedFile, digests_of, publish
+from fastclip.files import build_lock, cache_folder
 
 log = logging.getLogger(__name__)
 _checked: set[Path] = set()  # copies that this process has checked
@@ -98,9 +98,7 @@ def _store(target: Path, open_source: Callable[[], IO[bytes]]) -> None:
         with open_source() as source, CheckedWriter(part) as copy:
             while data := source.read(1 << 22):
                 copy.write(data)
-        for written, place in ((digests_of(part), digests_of(target)), (part, target)):
-            sync(written)
-            written.replace(place)
+        publish(part, target)
     except BaseException:
         part.unlink(missing_ok=True)
         digests_of(part).unlink(missing_ok=True)

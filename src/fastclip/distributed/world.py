@@ -69,17 +69,6 @@ class World:
         if self.size > 1:
             dist.barrier(group=self.control)
 
-    @contextmanager
-    def main_first(self) -> Iterator[None]:
-        """Rank 0 runs the block first and fills caches; then the other ranks run it."""
-        if not self.is_main:
-            self.barrier()
-        try:
-            yield
-        finally:
-            if self.is_main:
-                self.barrier()
-
 
 def broadcast_object(value: Value, group: dist.ProcessGroup | None = None) -> Value:
     """Return rank 0's value on every rank of the group; without a group, the value itself."""

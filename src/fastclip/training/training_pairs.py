@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fastclip.config.collections import how_to_get
 from fastclip.config.options import DataConfig
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Augment, Decoder, decoder
 from fastclip.data.decoded_cache import DecodedCache
+from fastclip.data.index_together import Crew
 from fastclip.data.loader import PairLoader
 from fastclip.data.machine import Share
 from fastclip.data.manifest import Manifest, open_manifest
@@ -20,6 +23,7 @@ from fastclip.data.patches import PatchChoice
 from fastclip.data.prefetch import loader_workers
 from fastclip.data.tokenize import TextEnds, Tokenizer
 from fastclip.distributed.agreement import require_same
+from fastclip.distributed.together import together
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError, UnknownOption
 from fastclip.model import TwoTowers
@@ -27,6 +31,8 @@ from fastclip.terminal import progress
 from fastclip.text import nearest
 
 log = logging.getLogger(__name__)
+Report = Callable[[int, int], None]
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -65,10 +71,31 @@ class TrainingPairs:
 
 
 def open_manifest_of(paths: list[str] | str, config: DataConfig, world: World) -> Manifest:
-    """The manifest of a collection; rank 0 builds it if needed while the others wait."""
+    """The manifest of a collection; all ranks that share a cache build it together if needed."""
     columns = Columns(config.image_column, config.caption_column, config.encoding)
-    with world.main_first(), progress("indexing", "bytes") as update:
-        return open_manifest(paths, columns, progress=update if world.is_main else None)
+    crew = Crew(Share.of(world).cores, world.rank, world.size)
+
+    def work(report: Report) -> Manifest:
+        return open_manifest(paths, columns, crew=crew, progress=report)
+
+    return _with_progress(world, "indexing", "bytes", work)
+
+
+def _with_progress(world: World, title: str, unit: str, work: Callable[[Report], Value]) -> Value:
+    """Return work(report) when every rank has finished; rank 0 shows its progress, then how many have."""
+
+    def run(beat: Callable[[], None]) -> Value:
+        with progress(title, unit) as update:
+
+            def report(done: int, total: int) -> None:
+                beat()
+                if world.is_main:
+                    update(done, total)
+
+            return work(report)
+
+    with progress(f"{title} finished on", "ranks") as waiting:
+        return together(world, run, waiting if world.is_main else None)
 
 
 def require_same_pairs(option: str, manifest: Manifest, world: World) -> None:
@@ -115,9 +142,8 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
     augment = _augment(config, towers)
     decoded = None
     if config.data.keep_decoded:
-        with world.main_first(), progress("decoding", "images") as update:
-            shown = update if world.is_main else None
-            decoded = DecodedCache.open(manifest, augment.max_pixels, progress=shown)
+        open_decoded = partial(DecodedCache.open, manifest, augment.max_pixels)
+        decoded = _with_progress(world, "decoding", "images", lambda report: open_decoded(progress=report))
     share = Share.of(world)
     return TrainingPairs(
         manifest,
