@@ -68,9 +68,10 @@ def freeze_unused(towers: TwoTowers) -> list[str]:
     side, scale = towers.image_size, towers.clip.logit_scale
     images = torch.zeros(2, 3, side, side, device=scale.device)
     tokens = torch.ones(2, towers.context_length, dtype=torch.int64, device=scale.device)
-    features = [some for some in towers.eval()(images, tokens) if some.requires_grad]
+    towers.eval()
+    features = towers.clip.encode_image(images.to(scale.dtype)), towers.clip.encode_text(tokens)
     towers.train()
-    torch.autograd.backward([some.sum() for some in features])
+    torch.autograd.backward([some.sum() for some in features if some.requires_grad])
     named = [(name, p) for name, p in towers.named_parameters() if not name.startswith("clip.logit_")]
     unused = {name: p for name, p in named if p.requires_grad and p.grad is None}
     towers.zero_grad(set_to_none=True)
