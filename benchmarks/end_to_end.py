@@ -18,6 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import open_clip
@@ -28,16 +29,37 @@ from benchmarks.unpadded_text import lengths_like
 from fastclip.model import OWN_MODELS
 
 SEED, WEBDATASET = 0, "webdataset==0.2.86"
+OUR_MAIN = """
+import sys
+from fastclip.cli import main
+if main(sys.argv[1:]): sys.exit(1)
+"""
 THEIR_MAIN = """
 import sys, open_clip
 open_clip.add_model_config(sys.argv[1])
 from open_clip_train.main import main
 main(sys.argv[2:])
 """
+PEAK = """
+import torch
+print("peak", torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
+"""
+THEIR_PRECISION = {"float32": "fp32", "bfloat16": "amp_bf16"}
+
+
+class Speed(NamedTuple):
+    """What a trainer needs: the median over its steps but the first, and the memory of a GPU (0 on a CPU)."""
+
+    samples_per_second: float
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, speeds: list[float], output: str) -> Speed:
+        return cls(median(speeds[1:]), int(re.findall(r"^peak (\d+)$", output, re.MULTILINE)[-1]))
 
 
 class Case:
-    """A model and the shards it is trained on."""
+    """A model and the shards it is trained on, and where."""
 
     def __init__(
         self,
@@ -48,32 +70,36 @@ class Case:
         batch: int,
         steps: int,
         workers: tuple[int, ...],
+        device: str = "cpu",
+        precision: str = "float32",
     ):
         self.recipe, self.model, self.shards, self.pairs = recipe, model, shards, pairs
         self.batch, self.steps, self.workers = batch, steps, workers
+        self.device, self.precision = device, precision
         self.scale = "0.8, 1.0" if recipe == "emoji" else "0.9, 1.0"  # of the random crops
 
-    def theirs(self, workers: int, folder: Path) -> float:
-        """Samples/s of open_clip_train."""
+    def theirs(self, workers: int, folder: Path) -> Speed:
+        """open_clip_train."""
         first, last = self.shards[0], self.shards[-1]
         shards = str(first.parent / f"{{{first.stem}..{last.stem}}}.tar")
         options = {
             "model": self.model, "train-data": shards, "dataset-type": "webdataset", "workers": workers,
             "train-num-samples": self.batch * self.steps, "batch-size": self.batch, "epochs": 1,
-            "lr": 1e-4, "warmup": 1, "precision": "fp32", "log-every-n-steps": 1, "device": "cpu",
+            "lr": 1e-4, "warmup": 1, "log-every-n-steps": 1,
+            "precision": THEIR_PRECISION[self.precision], "device": self.device,
             "logs": str(folder), "name": "theirs", "seed": SEED,
         }  # fmt: skip
         arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         arguments += ["--local-loss", "--gather-with-grad", "--aug-cfg", f"scale=({self.scale})"]
-        command = [sys.executable, "-c", THEIR_MAIN, str(OWN_MODELS), *arguments]
-        output = run(command, {"PYTHONPATH": str(their_webdataset())})
-        return median([float(speed) for speed in re.findall(r"([\d.]+)/s, [\d.]+/s/gpu", output)][1:])
+        output = self._run(THEIR_MAIN, [str(OWN_MODELS), *arguments], {"PYTHONPATH": str(their_webdataset())})
+        return Speed.of([float(speed) for speed in re.findall(r"([\d.]+)/s, [\d.]+/s/gpu", output)], output)
 
-    def ours(self, workers: int, folder: Path) -> float:
-        """Samples/s of fastclip train."""
+    def ours(self, workers: int, folder: Path) -> Speed:
+        """`fastclip train`."""
         options = {
-            "config": self.recipe, "precision": "float32", "data.train": self.shards[0].parent,
-            "data.augment": f"{{scale: [{self.scale}]}}", "batch.size": self.batch, "optim.warmup": 1,
+            "config": self.recipe, "precision": self.precision, "device": self.device,
+            "data.train": self.shards[0].parent, "data.augment": f"{{scale: [{self.scale}]}}",
+            "batch.size": self.batch, "optim.warmup": 1,
             "epochs": self.batch * self.steps / self.pairs, "evaluate.every_epochs": 1000, "seed": SEED,
             "log.every_steps": 1, "out": folder / "ours",
         }  # fmt: skip
@@ -81,10 +107,10 @@ class Case:
             options["data.workers"] = workers
         arguments = [f"--{name}={value}" for name, value in options.items()]
         cache = {"FASTCLIP_CACHE": str(folder / "cache")}
-        run([sys.executable, "-m", "fastclip", "train", *arguments], cache)
+        output = self._run(OUR_MAIN, ["train", *arguments], cache)
         records = (folder / "ours" / "metrics.jsonl").read_text().splitlines()
         found = [json.loads(line) for line in records if '"loss"' in line]
-        return median(record["time"]["samples_per_second"] for record in found[1:])
+        return Speed.of([record["time"]["samples_per_second"] for record in found], output)
 
     def measure(self, rounds: int) -> dict:
         """The speed of each trainer with its better number of loader workers, and their ratio."""
@@ -93,20 +119,26 @@ class Case:
             for workers in self.workers:
                 for name, run in (("open_clip", self.theirs), ("fastclip", self.ours)):
                     with tempfile.TemporaryDirectory() as folder:
-                        speeds[name].setdefault(workers, []).append(run(workers, Path(folder)))
+                        speed = run(workers, Path(folder)).samples_per_second
+                        speeds[name].setdefault(workers, []).append(speed)
         best = {
             name: max(median(found) for found in by_workers.values()) for name, by_workers in speeds.items()
         }
         figures = {f"{name}_samples_per_second": round(speed, 2) for name, speed in best.items()}
         return figures | {"ratio": round(best["fastclip"] / best["open_clip"], 3), "rounds": rounds}
 
-
-def run(command: list[str], environment: dict[str, str]) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "2"} | environment
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[:4])} … ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return done.stdout + done.stderr
+    def _run(self, main: str, arguments: list[str], environment: dict[str, str]) -> str:
+        threads = {"OMP_NUM_THREADS": "2"} if self.device == "cpu" else {}
+        done = subprocess.run(
+            [sys.executable, "-c", main + PEAK, *arguments],
+            env=os.environ | threads | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{main.strip()}\nended with {done.returncode}:\n{done.stderr[-3000:]}")
+        return done.stdout + done.stderr
 
 
 def their_webdataset() -> Path:
