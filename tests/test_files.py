@@ -68,7 +68,7 @@ def test_processes_end_with_the_one_that_started_them(number):
     try:
         workers = {int(process.stdout.readline()) for _ in range(5)}
         process.send_signal(number)
-        assert process.wait(timeout=30)
+        assert process.wait(timeout=90)
         assert wait_for(lambda: all(gone(pid) for pid in workers))
     finally:
         process.kill()

@@ -158,7 +158,7 @@ def _build(bench: Bench, device: torch.device, **changed: object) -> tuple:
     start = build_towers(bench.config(), World.alone())
     towers.load_state_dict(start.state_dict())
     pairs = open_training_pairs(config, towers, world)
-    step = build_step(config, towers, len(pairs.manifest), world, pairs.decoder.finish)
+    step = build_step(config, towers, len(pairs.manifest), world, pairs.decoder)
     batches: list[Batch] = list(islice(pairs.loader(config.data, world, 0, bench.steps), bench.steps))
     return step, batches
 
