@@ -253,7 +253,7 @@ def other_figures() -> list[str]:
         _figures("hostile")["K=1"]["kills"],
         _figures("checkpoint_save"),
     )
-    lookup, cut = _figures("data_lookup"), _figures("cut_link")
+    lookup, cut, index = _figures("data_lookup"), _figures("cut_link"), _figures("indexing")
     shares = [
         f"{model} {row['fastclip-v3']['share_percent']:.2f} % ({row['openclip']['share_percent']:.2f} %)"
         for model, row in share.items()
@@ -285,6 +285,10 @@ def other_figures() -> list[str]:
             f"save a checkpoint of {save['megabytes']:,} MB, against a plain write": (
                 f"{save['ratio']:.2f}×",
                 "checkpoint_save",
+            ),
+            f"index {index['pairs']:,} pairs, two processes (two ranks) against one": (
+                f"{index['two_processes_speedup']:.2f}× ({index['two_ranks_speedup']:.2f}×)",
+                "indexing",
             ),
             f"find {lookup['batch']:,} pairs among {lookup['rows'] // 10**6} million": (
                 f"{lookup['lookup']['full_milliseconds']:.1f} ms",
