@@ -169,7 +169,7 @@ def hosts(table: str, *only: str) -> list[str]:
 def headline() -> list[str]:
     loss, wire = _figures("loss_kernel"), _figures("bytes_on_the_wire")["cases"]
     speed = _figures("end_to_end")
-    one, large = loss["b=256, B=8192, kept"], loss["b=B=16384, recomputed"]
+    one = loss["b=256, B=8192, kept"]
     sent, half = (wire[f"K=8, fastclip-v3{form}"]["ratio"] for form in ("", ", float16 wire"))
     slow_link = {
         ratio["setting"]: ratio["median"]
@@ -182,10 +182,6 @@ def headline() -> list[str]:
         {
             "time in the loss, b = 256 of B = 8,192 (extra memory)": (
                 f"{one['time_ratio']:.2f}× ({one['memory_ratio']:.2f}×)",
-                "loss_kernel",
-            ),
-            "extra memory of the loss, b = B = 16,384, in tiles": (
-                f"{large['memory_ratio']:.4f}×",
                 "loss_kernel",
             ),
             "bytes sent per step besides weight gradients, K = 8 (with float16 features)": (

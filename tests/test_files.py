@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import count
 
 import pytest
@@ -64,11 +65,13 @@ for pid in parallel_map(sleep_and_pid, [0, 0, 0, 0, 0, 60, 60, 60], jobs=2):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_processes_end_with_the_one_that_started_them(number):
     command = [sys.executable, "-c", ENDLESS]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heard)
     try:
         workers = {int(process.stdout.readline()) for _ in range(5)}
         process.send_signal(number)
-        assert process.wait(timeout=90)
+        assert process.wait(timeout=60)
         assert wait_for(lambda: all(gone(pid) for pid in workers))
     finally:
         process.kill()

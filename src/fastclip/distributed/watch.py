@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -75,14 +76,20 @@ def start_watch(store: dist.Store, rank: int, size: int, meeting: str, timeout: 
 
 
 def _start(task: Task) -> Watch:
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", watcher.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=() if task.listener is None else (task.listener,),
-        env={name: os.environ[name] for name in _KEPT if name in os.environ},
-        process_group=0,  # a terminal's Ctrl-C is not for it
-    )
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, watcher.IGNORED
+    )  # inherited: it may be signalled at its start
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", watcher.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=() if task.listener is None else (task.listener,),
+            env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            process_group=0,  # a terminal's Ctrl-C is not for it
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     watch = Watch(process)
     assert process.stdin is not None
     process.stdin.write(json.dumps(task).encode() + b"\n")

@@ -22,6 +22,8 @@ from contextlib import suppress
 from math import inf
 from typing import NamedTuple
 
+# Clusters and terminals signal all processes; the rank answers
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PAUSE = 0.2  # seconds between two looks at whether the rank's process is still there
 ANSWER = 60.0  # seconds to wait for rank 0's watcher to answer
 LATE = 10.0  # seconds for the other watchers to come and hear that rank 0 died at its start
@@ -254,8 +256,8 @@ def _print(line: str) -> None:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # clusters and terminals signal all processes; the rank answers
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     Watcher(Task(*json.loads(_first_line()))).run()
 
 
