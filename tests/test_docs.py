@@ -94,6 +94,11 @@ def test_programs_run(block, folder):
     run_python(block.code, folder)
 
 
+# torch 2.15 now and then aborts a rank that exits just after a collective: a thread of gloo drops its tensor
+# while Python ends.
+GLOO_ABORT = "terminate called without an active exception"
+
+
 @pytest.mark.slow
 @marked("run", "torchrun")
 def test_programs_of_several_ranks_run(block, tmp_path):
@@ -101,7 +106,12 @@ def test_programs_of_several_ranks_run(block, tmp_path):
     script.write_text(block.code)
     command = [sys.executable, "-m", "torch.distributed.run", *block.how.split()[1:], str(script)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    for _ in range(3):
+        run = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+        )
+        if GLOO_ABORT not in run.stderr:
+            break
     assert run.returncode == 0, run.stdout + run.stderr
 
 
