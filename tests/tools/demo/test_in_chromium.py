@@ -237,7 +237,7 @@ def test_labels_get_the_probabilities_of_the_model(page, run, tmp_path):
 
 def test_the_page_can_be_used_by_keyboard(page):
     query = page.locator("#query input")
-    assert query.evaluate("element => element === document.activeElement")
+    page.wait_for_function("document.activeElement === document.querySelector('#query input')")
     page.keyboard.type("a/b")  # a slash in the field is a slash
     assert query.input_value() == "a/b"
     page.get_by_role("tab", name="Find images").focus()
