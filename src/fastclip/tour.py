@@ -97,7 +97,6 @@ def get_pairs() -> Stop:
 
 def search(stop: Stop) -> None:
     """Print the results of a few searches, and draw all of them on one sheet."""
-    from fastclip.data.images import upright_rgb
     from fastclip.run.folder import evaluation_pairs
     from fastclip.tools.search.index import Index
 
@@ -109,7 +108,7 @@ def search(stop: Stop) -> None:
             console.print(f"\n[bold]{text}[/bold]")
         for place, match in enumerate(index.by_text(text, SHOWN)):
             caption = ", ".join(index.pictures.pictures[match.number].captions)
-            cells.append((upright_rgb(index.pictures.image(match.number)), f"{match.score:.2f}\n{caption}"))
+            cells.append((index.image(match.number), f"{match.score:.2f}\n{caption}"))
             if number < EXAMPLES and place < 3:
                 console.print(f"  {match.score:.2f}  {caption}", markup=False)
     draw_contact_sheet(cells, stop.run / "searches.png", columns=SHOWN + 1)

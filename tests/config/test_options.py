@@ -18,6 +18,7 @@ from fastclip.config.options import (
     TrainConfig,
     as_dict,
     from_dict,
+    split_formats,
 )
 from fastclip.errors import OptionError
 
@@ -101,6 +102,28 @@ def test_an_unknown_encoding_is_refused_with_the_nearest(name, nearest):
 @pytest.mark.parametrize("name", ["utf-8", "UTF8", "Latin1", "cp1252", "utf-16", "gb18030"])
 def test_a_text_encoding_has_any_name_that_python_knows(name):
     assert DataConfig(encoding=name).encoding == name
+
+
+@pytest.mark.parametrize(
+    ("names", "formats"),
+    [
+        (None, ()),
+        ([], ()),
+        ("avif", ("avif",)),
+        ("AVIF, ppm,avif", ("avif", "ppm")),
+        (["jpeg2000"], ("jpeg2000",)),
+    ],
+)
+def test_further_image_formats_are_a_list_or_separated_by_commas(names, formats):
+    assert split_formats("data.formats", DataConfig(formats=names).formats) == formats
+
+
+@pytest.mark.parametrize(("names", "name"), [("avi", "avi"), ("", ""), (["ppm", "eps"], "eps")])
+def test_an_unknown_image_format_is_refused(names, name):
+    with pytest.raises(OptionError) as caught:
+        DataConfig(formats=names)
+    assert (caught.value.option, caught.value.value) == ("data.formats", name)
+    assert "avif" in str(caught.value)
 
 
 def test_boundary_values_are_allowed():

@@ -224,7 +224,15 @@ def test_options_that_affect_no_number_may_change():
         evaluate=replace(
             before.evaluate, pairs="other.tar", tasks="tasks", every_epochs=3.0, best="image_to_text_recall@1"
         ),
-        data=replace(before.data, train="/elsewhere", workers=7, keep_decoded=False, max_bad=0.5, timeout=9),
+        data=replace(
+            before.data,
+            train="/elsewhere",
+            workers=7,
+            keep_decoded=False,
+            max_bad=0.5,
+            timeout=9,
+            formats=["avif"],
+        ),
         batch=replace(before.batch, micro=16),
         model=replace(before.model, compile=True, gradient_checkpointing=True),
         algorithms={**before.algorithms, "fastclip-v1": LossOptions(tau=0.5)},  # not the chosen row

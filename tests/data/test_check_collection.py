@@ -5,6 +5,7 @@ from open_clip import SimpleTokenizer
 from PIL import Image
 
 from fastclip.data.check_collection import check, contact_sheet, state_memory
+from fastclip.data.decode import Augment
 from fastclip.data.manifest import Manifest, open_manifest
 from tests.data.collections import encode, pair_members, picture, png, write_shards, write_tar
 
@@ -79,6 +80,16 @@ def test_truncated_captions_are_unknown_for_a_tokenizer_without_encode(manifest)
 
     report = check(manifest, Opaque(), jobs=1)
     assert (report.truncated_captions, report.padding, report.caption_tokens) == (None, None, {})
+
+
+def test_further_formats_are_counted_if_they_are_asked_for(tmp_path):
+    members = [("a.png", encode(picture(0), "AVIF")), ("a.txt", b"x"), ("b.png", png(1)), ("b.txt", b"y")]
+    manifest = open_manifest(str(write_tar(tmp_path / "s.tar", members)))
+    (reason,) = check(manifest, SimpleTokenizer(), jobs=1).unreadable
+    assert "--formats avif" in reason
+    report = check(manifest, SimpleTokenizer(), jobs=1, augment=Augment(formats=("avif",)))
+    assert (report.unreadable, report.formats) == ({}, {"AVIF": 1, "PNG": 1})
+    contact_sheet(manifest, tmp_path / "sheet.png", formats=("avif",))
 
 
 def test_contact_sheet_shows_usable_and_unusable_pairs(manifest, tmp_path):

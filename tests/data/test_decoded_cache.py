@@ -11,7 +11,7 @@ from fastclip.data.decoded_cache import CacheTooLarge, DecodedCache
 from fastclip.data.images import UnusableSample
 from fastclip.data.manifest import open_manifest
 from tests.damage import flip, positions
-from tests.data.collections import picture, png, write_shards, write_tar
+from tests.data.collections import encode, picture, png, write_shards, write_tar
 
 PIXELS = 1_000_000
 
@@ -26,6 +26,16 @@ def test_cache_has_the_pixels_of_images_and_the_reasons_of_unusable_ones(tmp_pat
     assert str(caught.value) == "truncated PNG"
     assert len(pickle.dumps(decoded)) < 600
     assert (pickle.loads(pickle.dumps(decoded)).image(0) == decoded.image(0)).all()
+
+
+def test_images_of_further_formats_are_decoded_if_they_are_asked_for(tmp_path):
+    avif = encode(picture(0), "AVIF")
+    manifest = open_manifest(str(write_tar(tmp_path / "s.tar", [("a.png", avif), ("a.txt", b"x")])))
+    with pytest.raises(UnusableSample) as caught:
+        DecodedCache.open(manifest, PIXELS).image(0)
+    assert "--data.formats avif" in str(caught.value)
+    decoded = pickle.loads(pickle.dumps(DecodedCache.open(manifest, PIXELS, ("avif",))))
+    assert decoded.image(0).shape == (30, 40, 3)
 
 
 def test_changed_image_is_decoded_again(tmp_path):

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
+from fastclip.data import images
 from fastclip.data.decode import Augment, decoder
-from fastclip.data.images import UnusableSample, open_image, thumbnail, upright_rgb
+from fastclip.data.images import UnusableSample, open_image, thumbnail, turn_upright, upright_rgb
 from tests.data.test_decode import OPTIONS, file, open_clips, picture
 
 
@@ -109,6 +110,36 @@ def bomb(width: int, height: int) -> bytes:
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
     )
+
+
+@pytest.mark.parametrize("name", ["avif", "jpeg2000", "ppm"])
+def test_further_formats_are_decoded_if_they_are_asked_for(name):
+    data = file(picture(40, 30), name.upper())
+    with pytest.raises(UnusableSample) as caught:
+        upright_rgb(data)
+    assert f"--data.formats {name}" in str(caught.value)
+    assert upright_rgb(data, formats=(name,)).size == (40, 30)
+    assert open_image(data, formats=("ppm", "avif", "jpeg2000")).format == name.upper()
+    for kind in ("exact", "fast"):
+        decoder(kind, Augment(formats=(name,))).train(data, 0)
+    with pytest.raises(UnusableSample) as caught:
+        upright_rgb(data[: len(data) // 2], formats=(name,))
+    assert name.upper() in str(caught.value)
+    assert "--data.formats" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "L", "LA", "CMYK", "1", "I;16"])
+def test_a_large_image_is_converted_in_parts_to_the_same_pixels(mode, monkeypatch):
+    image = picture(90, 70).convert("L" if mode == "I;16" else mode)
+    if mode in ("RGBA", "LA"):
+        image.putalpha(picture(90, 70).convert("L"))
+    if mode == "P":
+        image.info["transparency"] = 3
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image).astype(np.uint16) << 8)
+    whole = np.asarray(turn_upright(image.copy()))
+    monkeypatch.setattr(images, "_STRIP", 90 * 8)
+    assert np.array_equal(whole, np.asarray(turn_upright(image)))
 
 
 PHOTO = file(picture(300, 200), "JPEG")

@@ -53,10 +53,10 @@ def tiny_export(folder, seed=0):
     return export(build_model(str(config), device="cpu", seed=seed), folder / "model", tau=0.05)
 
 
-def png(number):
+def png(number, format="PNG"):
     """An image of few colours; even an untrained model distinguishes some of them."""
     blocks = np.random.default_rng(number).integers(0, 255, (2, 3, 3), dtype=np.uint8)
-    return encode(Image.fromarray(blocks).resize((20, 18), Image.Resampling.NEAREST))
+    return encode(Image.fromarray(blocks).resize((20, 18), Image.Resampling.NEAREST), format)
 
 
 def tiny_run(folder):

@@ -64,6 +64,14 @@ def test_features_in_another_precision_are_encoded_again(encoder, photos, tmp_pa
         assert encoder.encoded == encoded
 
 
+def test_images_are_encoded_again_when_their_format_is_allowed(encoder, photos, tmp_path):
+    (tmp_path / "photos" / "cat" / "2.png").write_bytes(replica.png(2, "AVIF"))
+    for formats, encoded, kept in (((), 1, 9), (("avif",), 2, 10), (("avif",), 2, 10), ((), 3, 9)):
+        encoder.formats = formats
+        assert len(cached_features(photos, encoder, tmp_path / "f.safetensors", "key").kept_b) == kept
+        assert encoder.encoded == encoded
+
+
 def test_features_under_another_key_are_replaced(encoder, photos, tmp_path):
     for key in ("one", "two", "two"):
         cached_features(photos, encoder, tmp_path / "f.safetensors", key)

@@ -14,7 +14,7 @@ from fastclip.cli import main
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
-from fastclip.run.folder import MissingCheckpoint, evaluation_pairs, find_checkpoint
+from fastclip.run.folder import MissingCheckpoint, evaluation_pairs, find_checkpoint, formats_of
 from fastclip.run.load import load_model
 from fastclip.training.trainer import train as train_run
 from tests.training.runs import Lab
@@ -218,6 +218,19 @@ def test_a_model_config_cannot_request_remote_code(lab, run, tmp_path, capsys):
     ):
         assert main(arguments) == 1
         assert "trust_remote_code" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_formats_of_a_run_are_those_of_its_config(tmp_path):
+    assert formats_of(tmp_path) == formats_of("ViT-B-32") == ()
+    for text, formats in (
+        ("data: {train: a}", ()),
+        ("data: {formats: avif}", ("avif",)),
+        ("data: {formats: [ppm, avif]}", ("ppm", "avif")),
+        ("data: {formats: 3}", ()),
+        ("[", ()),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        assert formats_of(str(tmp_path)) == formats
 
 
 def test_evaluation_pairs_are_found_from_here_and_from_where_the_run_was_trained(tmp_path, monkeypatch):

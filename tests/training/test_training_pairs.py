@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fastclip.cli import main
 from fastclip.config.options import DataConfig
 from fastclip.data import index_files
 from fastclip.data.manifest import open_manifest
@@ -18,10 +19,28 @@ from fastclip.distributed.world import World
 from fastclip.terminal import progress
 from fastclip.training import training_pairs
 from fastclip.training.training_pairs import open_manifest_of, require_same_pairs
-from tests.data.collections import write_shards
+from tests.data.collections import encode, picture, write_shards, write_tar
 from tests.ranks import run_ranks
+from tests.training.runs import Lab
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+def test_a_run_on_avif_images_stops_with_the_option_that_lets_it_resume(tmp_path, capsys):
+    lab = Lab(tmp_path / "lab", epochs=1)
+    members = ((f"{i}.{kind}", avif_or_text(i, kind)) for i in range(16) for kind in ("png", "txt"))
+    pairs = write_tar(tmp_path / "s.tar", members)
+    changed = {"data__train": pairs, "evaluate__pairs": pairs, "batch__size": 8, "data__workers": 0}
+    for more, code in (({}, 1), ({"data__formats": "avif"}, 0)):
+        assert main(["train", *lab.options(tmp_path / "run", "fastclip-v3", **changed, **more)]) == code
+        printed = capsys.readouterr().err
+        assert ("--data.formats avif" in printed.splitlines()[-1]) == bool(code)
+    assert "Skipped" not in printed  # by the evaluation
+
+
+def avif_or_text(number, kind):
+    return encode(picture(number), "AVIF") if kind == "png" else f"picture {number}".encode()
 
 
 def _open(rank, size, data, caches):

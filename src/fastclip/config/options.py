@@ -43,6 +43,19 @@ def check_encoding(option: str, name: str) -> None:
         raise OptionError(option, name, rule, example="latin-1", advice=hint) from None
 
 
+MORE_FORMATS = ("avif", "jpeg2000", "ppm")
+
+
+def split_formats(option: str, names: list[str] | str | None) -> tuple[str, ...]:
+    """Image formats of a list, or separated by commas; OptionError if one is not of MORE_FORMATS."""
+    listed = names.split(",") if isinstance(names, str) else names or ()
+    formats = tuple(dict.fromkeys(str(name).strip().lower() for name in listed))
+    for name in formats:
+        if name not in MORE_FORMATS:
+            raise OptionError.unknown(option, name, MORE_FORMATS)
+    return formats
+
+
 def _check_optimizer(name: str) -> None:
     if name not in OPTIMIZERS:
         raise OptionError.unknown("optimizer", name, OPTIMIZERS)
@@ -113,6 +126,8 @@ class DataConfig:
     """`exact`: open_clip's transform, bit for bit; `fast`: the same crops in half the time."""
     augment: dict[str, Any] = field(default_factory=dict)
     """Options of the training transform, e.g. {scale: [0.9, 1.0]}; docs/data.md lists them."""
+    formats: list[str] | str | None = None
+    """Image formats to decode besides JPEG, PNG, WebP, GIF, BMP and TIFF: avif, jpeg2000, ppm."""
     keep_decoded: bool = False
     """Decode all images once and cache them in shared memory: for small collections on CPUs."""
     workers: int | Literal["auto"] = "auto"
@@ -124,6 +139,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_encoding("data.encoding", self.encoding)
+        split_formats("data.formats", self.formats)
         workers = self.workers
         counts = isinstance(workers, int) and workers >= 0
         _check("data.workers", workers, workers == "auto" or counts, "0 or more, or auto", 2)

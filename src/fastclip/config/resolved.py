@@ -124,11 +124,12 @@ def resolve_again(written: dict) -> Resolved:
         raise ValueError(f"a value has the wrong type ({error}).") from error
 
 
-# Options that may change when a run resumes: they affect rounding at most. Data are compared by fingerprint.
+# Options that may change when a run resumes: they affect rounding at most, or (data.formats) make more of the
+# images usable. Data are compared by fingerprint.
 _FREE = ("out", "deterministic", "device", "resume", "timeout", "log", "checkpoint", "evaluate",
          "batch.micro", "algorithms", "optimizers", "data.train", "data.image_column", "data.caption_column",
-         "data.keep_decoded", "data.workers", "data.max_bad", "data.timeout", "model.pretrained",
-         "model.compile", "model.channels_last", "model.gradient_checkpointing",
+         "data.formats", "data.keep_decoded", "data.workers", "data.max_bad", "data.timeout",
+         "model.pretrained", "model.compile", "model.channels_last", "model.gradient_checkpointing",
          "model.text_padding")  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -84,7 +84,8 @@ def check(
     samples = np.unique(np.linspace(0, n - 1, min(n, limit or n)).astype(np.int64)).tolist()
     chunks = [samples[i : i + chunk] for i in range(0, len(samples), chunk)]
     counts: dict[str, Counter] = defaultdict(Counter)
-    inspect = partial(_inspect, manifest, tokenizer)
+    augment = augment or Augment()
+    inspect = partial(_inspect, manifest, tokenizer, augment.formats)
     for done, inspected in enumerate(parallel_map(inspect, chunks, jobs or os.cpu_count() or 1), start=1):
         for name, value in (item for pair in inspected for item in pair.items()):
             counts[name][value] += 1
@@ -95,7 +96,7 @@ def check(
         files[problem.file] += problem.pairs
     tokens = counts["tokens"] if hasattr(tokenizer, "encode") else Counter()
     repeated = {name: counts[name].total() - len(counts[name]) for name in ("image", "pair", "caption")}
-    speed = decode_speed(manifest, augment or Augment())
+    speed = decode_speed(manifest, augment)
     return Report(
         pairs=n,
         looked_at=len(samples),
@@ -120,18 +121,20 @@ def check(
     )
 
 
-def _inspect(manifest: Manifest, tokenizer, samples: list[int]) -> list[dict[str, Any]]:
+def _inspect(
+    manifest: Manifest, tokenizer, formats: Sequence[str], samples: list[int]
+) -> list[dict[str, Any]]:
     """Return the values to count for each pair."""
     inspected: list[dict[str, Any]] = []
     encode: Callable[[str], list[int]] = getattr(tokenizer, "encode", lambda caption: [])
     for sample in samples:
         try:
             image, caption = manifest.read(sample)
-            width, height = upright_rgb(image).size
+            width, height = upright_rgb(image, formats=formats).size
             values: dict[str, Any] = {
                 "width": width,
                 "height": height,
-                "format": open_image(image).format or "?",
+                "format": open_image(image, formats=formats).format or "?",
             }
             values["words"] = len(caption.split())
             tokens = len(encode(caption)) + 2  # with both end tokens
@@ -178,7 +181,15 @@ def state_memory(n: int) -> dict[str, float]:
     }
 
 
-def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int = 6, rows: int = 4) -> None:
+def contact_sheet(
+    manifest: Manifest,
+    path: Path,
+    *,
+    seed: int = 0,
+    columns: int = 6,
+    rows: int = 4,
+    formats: Sequence[str] = (),
+) -> None:
     """Write a PNG of random pairs, with the reason in place of an unusable one."""
     n = len(manifest)
     chosen = np.random.default_rng(seed).choice(n, min(n, columns * rows), replace=False)
@@ -186,7 +197,7 @@ def contact_sheet(manifest: Manifest, path: Path, *, seed: int = 0, columns: int
     for sample in np.sort(chosen).tolist():
         try:
             image, caption = manifest.read(sample)
-            cells.append((upright_rgb(image), caption))
+            cells.append((upright_rgb(image, formats=formats), caption))
         except UNUSABLE as error:
             cells.append((None, f"[{error}]"))
     draw_contact_sheet(cells, path, columns)

@@ -62,6 +62,7 @@ def check(
     image_column: str | None = None,
     caption_column: str | None = None,
     encoding: str = "utf-8",
+    formats: str | None = None,
     json: bool = False,
 ) -> None:
     """Check a collection: read and decode its pairs, count problems, and draw a contact sheet.
@@ -77,20 +78,29 @@ def check(
         image_column: name of a table's image column, if it is not a common one.
         caption_column: name of a table's caption column, if it is not a common one.
         encoding: of tables and captions, e.g. cp1252 or latin-1.
+        formats: image formats to decode besides JPEG, PNG, WebP, GIF, BMP and TIFF, separated by commas:
+            avif, jpeg2000, ppm. Default: the config's.
         json: print JSON instead of a table.
     """
     import open_clip
 
+    from fastclip.config.options import split_formats
     from fastclip.config.parse import parse
     from fastclip.data import check_collection
+    from fastclip.data.decode import Augment
     from fastclip.model import find_model
 
-    model = find_model(parse(["--config", config]).model.name) if config else "ViT-B-32"
+    asked = parse(["--config", config]) if config else None
+    model = find_model(asked.model.name) if asked else "ViT-B-32"
+    accepted = split_formats("formats", formats or (asked.data.formats if asked else None))
     encode = open_clip.get_tokenizer(tokenizer or model)
     manifest = _open(path, image_column, caption_column, encoding)
     with progress("checking", "pairs") as update:
-        report = check_collection.check(manifest, encode, limit=limit, jobs=jobs, progress=update)
-    check_collection.contact_sheet(manifest, sheet)
+        augment = Augment(formats=accepted)
+        report = check_collection.check(
+            manifest, encode, limit=limit, jobs=jobs, augment=augment, progress=update
+        )
+    check_collection.contact_sheet(manifest, sheet, formats=accepted)
     if json:
         print(dumps(asdict(report) | {"sheet": str(sheet)}, indent=2))
     else:

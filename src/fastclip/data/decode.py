@@ -62,6 +62,8 @@ class Augment:
     """Build the transform with timm, as open_clip's option of this name does."""
     max_pixels: int = MAX_PIXELS
     """Larger images are rejected before they are decoded."""
+    formats: tuple[str, ...] = ()
+    """Formats to decode besides JPEG, PNG, WebP, GIF, BMP and TIFF (`data.formats`)."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -112,7 +114,7 @@ class ExactDecoder:
         self.normalised: np.ndarray = normalised.squeeze(2).numpy()
 
     def train(self, data: bytes, seed: int) -> Tensor:
-        return self._train(upright_rgb(data, self.augment.max_pixels), seed)
+        return self._train(upright_rgb(data, self.augment.max_pixels, self.augment.formats), seed)
 
     def train_array(self, pixels: np.ndarray, seed: int) -> Tensor:
         return self._train(Image.fromarray(pixels), seed)
@@ -148,7 +150,7 @@ class FastDecoder:
 
     def train(self, data: bytes, seed: int) -> Tensor:
         with reading(data):
-            image = open_image(data, self.augment.max_pixels)
+            image = open_image(data, self.augment.max_pixels, self.augment.formats)
             if not isinstance(image, JpegImagePlugin.JpegImageFile) or image.mode not in ("RGB", "L"):
                 return self.train_array(np.asarray(turn_upright(image)), seed)
             orientation = exif_orientation(image)

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
@@ -38,9 +38,10 @@ from fastclip.files import cache_folder, parallel_map
 
 log = logging.getLogger(__name__)
 PLACE = np.dtype([("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: could not be decoded
-VERSION = 2  # increased when the same file gives other pixels, or is stored otherwise
+VERSION = 3  # increased when the same file gives other pixels, or is stored otherwise
 _CHUNK = 256
 _ROWS = 1 << 16  # of the manifest, looked up at a time
+Limits = tuple[int, Sequence[str]]  # max_pixels and formats of `upright_rgb`
 Decoded = tuple[int, tuple[int, int], bytes, str]  # id, height and width, pixels, problem
 
 
@@ -64,8 +65,8 @@ def free_memory() -> float:
 class DecodedCache:
     """Decoded images by id."""
 
-    def __init__(self, folder: Path, manifest: Manifest, max_pixels: int):
-        self.folder, self._manifest, self._max_pixels = folder, manifest, max_pixels
+    def __init__(self, folder: Path, manifest: Manifest, max_pixels: int, formats: Sequence[str] = ()):
+        self.folder, self._manifest, self._limits = folder, manifest, (max_pixels, formats)
         self._places = CheckedFile(folder / "places.bin", size=len(manifest) * PLACE.itemsize)
         self._pixels = CheckedFile(folder / "pixels.bin")
         self._reasons: dict[str, str] = json.loads(checked(folder / "bad.json").read_text())
@@ -76,6 +77,7 @@ class DecodedCache:
         cls,
         manifest: Manifest,
         max_pixels: int,
+        formats: Sequence[str] = (),
         *,
         jobs: int | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -85,29 +87,30 @@ class DecodedCache:
         """Decode the collection if it is not in the cache; CacheTooLarge if it would not fit into memory.
 
         Args:
+            max_pixels: as in `upright_rgb`, as are `formats`.
             progress: called as progress(done, total) while images are decoded, and as progress(0, 0) every
                 second while another process does it.
             chunk: images that a process decodes at a time.
             memory: returns the bytes that may be used.
         """
-        folder = cache_folder("decoded") / _key(manifest, max_pixels)
+        folder = cache_folder("decoded") / _key(manifest, limits := (max_pixels, formats))
 
         def open() -> DecodedCache:
-            cache = cls(folder, manifest, max_pixels)
+            cache = cls(folder, manifest, *limits)
             cache._places.check_whole(SMALL)
             cache._pixels.check_whole(SMALL)
             return cache
 
         def build(part: Path) -> None:
-            _check_fits(manifest, max_pixels, min(memory(), shutil.disk_usage(folder.parent).free))
-            _build(part, manifest, max_pixels, jobs or os.cpu_count() or 1, progress, chunk)
+            _check_fits(manifest, limits, min(memory(), shutil.disk_usage(folder.parent).free))
+            _build(part, manifest, limits, jobs or os.cpu_count() or 1, progress, chunk)
 
         waiting = partial(progress, 0, 0) if progress else None
         return open_or_build(folder, open, is_current=lambda cache: True, build=build, waiting=waiting)
 
     def __reduce__(self):
         """Pickle the paths alone: the receiving process maps the files itself."""
-        return DecodedCache, (self.folder, self._manifest, self._max_pixels)
+        return DecodedCache, (self.folder, self._manifest, *self._limits)
 
     def image(self, sample: int) -> np.ndarray:
         """Height × width × 3; decoded again if its part of the cache is damaged."""
@@ -115,7 +118,7 @@ class DecodedCache:
             return self._cached(sample)
         except DamagedFile as error:
             self._set_aside(error)
-        image = upright_rgb(self._manifest.image_at(self._manifest.place(sample)), self._max_pixels)
+        image = upright_rgb(self._manifest.image_at(self._manifest.place(sample)), *self._limits)
         return np.asarray(image)
 
     def _cached(self, sample: int) -> np.ndarray:
@@ -134,9 +137,9 @@ class DecodedCache:
             set_aside(self.folder, self._places)
 
 
-def _key(manifest: Manifest, max_pixels: int) -> str:
-    """A digest of everything the pixels depend on: all files with their times, max_pixels and Pillow."""
-    inputs = [VERSION, manifest.fingerprint, manifest.stamps, max_pixels, PIL.__version__]
+def _key(manifest: Manifest, limits: Limits) -> str:
+    """A digest of everything the pixels depend on: all files with their times, the limits and Pillow."""
+    inputs = [VERSION, manifest.fingerprint, manifest.stamps, *limits, PIL.__version__]
     digest = blake2b(json.dumps(inputs).encode(), digest_size=16)
     for start in range(0, len(manifest), _ROWS):
         rows = manifest.find(np.arange(start, min(start + _ROWS, len(manifest))))
@@ -147,9 +150,9 @@ def _key(manifest: Manifest, max_pixels: int) -> str:
     return digest.hexdigest()
 
 
-def _check_fits(manifest: Manifest, max_pixels: int, free: float) -> None:
+def _check_fits(manifest: Manifest, limits: Limits, free: float) -> None:
     some = np.linspace(0, len(manifest) - 1, min(64, len(manifest))).astype(int).tolist()
-    sizes = [len(pixels) for _, _, pixels, _ in _decode_chunk(manifest, max_pixels, some)]
+    sizes = [len(pixels) for _, _, pixels, _ in _decode_chunk(manifest, limits, some)]
     needed = sum(sizes) / len(sizes) * len(manifest)
     if needed > 0.7 * free:
         message = (
@@ -162,7 +165,7 @@ def _check_fits(manifest: Manifest, max_pixels: int, free: float) -> None:
 def _build(
     part: Path,
     manifest: Manifest,
-    max_pixels: int,
+    limits: Limits,
     jobs: int,
     progress: Callable[[int, int], None] | None,
     chunk: int,
@@ -170,7 +173,7 @@ def _build(
     n, offset, reasons = len(manifest), 0, {}
     places = np.zeros(n, dtype=PLACE)
     chunks = (range(i, min(i + chunk, n)) for i in range(0, n, chunk))
-    decoded = parallel_map(partial(_decode_chunk, manifest, max_pixels), chunks, jobs)
+    decoded = parallel_map(partial(_decode_chunk, manifest, limits), chunks, jobs)
     with CheckedWriter(part / "pixels.bin") as file:
         for sample, shape, pixels, reason in chain.from_iterable(decoded):
             places[sample] = (offset, *shape)
@@ -184,11 +187,11 @@ def _build(
     write_checked(part / "bad.json", json.dumps(reasons))
 
 
-def _decode_chunk(manifest: Manifest, max_pixels: int, samples: Iterable[int]) -> list[Decoded]:
+def _decode_chunk(manifest: Manifest, limits: Limits, samples: Iterable[int]) -> list[Decoded]:
     decoded: list[Decoded] = []
     for sample in samples:
         try:
-            image = upright_rgb(manifest.image_at(manifest.place(sample)), max_pixels)
+            image = upright_rgb(manifest.image_at(manifest.place(sample)), *limits)
             decoded.append((sample, (image.height, image.width), image.tobytes(), ""))
         except UNUSABLE as error:
             decoded.append((sample, (0, 0), b"", str(error)))

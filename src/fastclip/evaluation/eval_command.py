@@ -31,6 +31,7 @@ def evaluate(
     device: Literal["auto", "cuda", "cpu"] = "auto",
     batch_size: int = 256,
     workers: int = 2,
+    formats: str | None = None,
     json: bool = False,
 ) -> None:
     """Score a model on tasks it was not trained for.
@@ -60,12 +61,17 @@ def evaluate(
         device: default: a GPU per rank if torch can use one, else the CPU.
         batch_size: images, and texts, per batch.
         workers: loader workers per rank.
+        formats: image formats to decode besides JPEG, PNG, WebP, GIF, BMP and TIFF, separated by commas:
+            avif, jpeg2000, ppm. Those of a run's data.formats are included.
         json: print JSON instead of a table.
     """
     if model is None and not list:
         raise InputError(
             "model", "is required: a run's folder, an exported folder, or a name with --pretrained."
         )
+    from fastclip.config.options import split_formats
+    from fastclip.run.folder import formats_of
+
     chosen = find_suite(suite) if suite else None
     folders = _find_folders(tasks, chosen)
     missing = [row.folder for row in chosen.missing({*folders})] if chosen else []
@@ -81,7 +87,10 @@ def evaluate(
             advice="--list names them; docs/evaluation.md explains how to get them.",
         )
     folders, out = _selected(folders, select), out or _results_folder(model)
-    results = _score_all(model, folders, pretrained, checkpoint, out, precision, device, batch_size, workers)
+    accepted = (*formats_of(model), *split_formats("formats", formats))
+    results = _score_all(
+        model, folders, pretrained, checkpoint, out, precision, device, batch_size, workers, accepted
+    )
     if results is not None:  # on rank 0
         _report(results, chosen, missing, json)
 
@@ -142,6 +151,7 @@ def _score_all(
     device: Literal["auto", "cuda", "cpu"],
     batch_size: int,
     workers: int,
+    formats: tuple[str, ...],
 ) -> list[Result] | None:
     """Results in the order of the tasks, on rank 0."""
     from fastclip.distributed.agreement import require_same
@@ -157,13 +167,16 @@ def _score_all(
     with join_world(device=device) as world:
         silence_other_ranks(world)
         options = {"precision": precision, "batch_size": batch_size, "out": str(out), "tasks": [*folders]}
+        options |= {"formats": formats}
         require_same(world, options)  # before any other collective: ranks that differ could hang
         report_devices(world)
         check_precision(precision, world.device)
         towers = load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=world.device)
         key = model_key(towers, AUTOCAST.get(precision))
         require_same(world, {"model": f"{model} with weights {key}"})  # a run may save while it is loaded
-        encoder = Encoder(towers, world, batch_size=batch_size, workers=workers, precision=precision)
+        encoder = Encoder(
+            towers, world, batch_size=batch_size, workers=workers, precision=precision, formats=formats
+        )
         file = out / "results.jsonl"
         if world.is_main:
             out.mkdir(parents=True, exist_ok=True)

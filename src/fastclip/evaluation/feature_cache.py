@@ -41,7 +41,8 @@ def cached_features(
     images: Images, encoder: Encoder, file: Path, key: str, progress: Progress | None = None
 ) -> ImageFeatures:
     """The features in `file` if every rank finds them there under this key; else encode and save them."""
-    key = f"{key} in {encoder.precision}"  # earlier versions computed convolutions in TF32, on a GPU
+    # With the precision, as earlier versions computed convolutions in TF32 on a GPU
+    key = " ".join([key, "in", encoder.precision, *encoder.formats])
     cached = _read(file, key, encoder.device)
     if encoder.all_agree(cached is not None) and cached is not None:
         return cached

@@ -77,6 +77,7 @@ class Encoder:
         batch_size: images, and texts, per batch.
         workers: loader workers; 0 decodes in this process. Results do not depend on it.
         precision: of matrix products and convolutions: float32, tf32, bfloat16, float16 or float64.
+        formats: of images, as in `upright_rgb`.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Encoder:
         batch_size: int = 256,
         workers: int = 0,
         precision: str = "float32",
+        formats: Sequence[str] = (),
     ):
         if batch_size < 1:
             raise OptionError("batch_size", batch_size, "must be at least 1", example=256)
@@ -96,7 +98,7 @@ class Encoder:
         self.transform = transform or model.eval_transform()
         self.tokenizer = tokenizer or model.tokenizer()
         self.device, self.precision = world.device, precision
-        self.batch_size, self.workers = batch_size, workers
+        self.batch_size, self.workers, self.formats = batch_size, workers, tuple(formats)
         self.dtype = next(model.clip.visual.parameters()).dtype
 
     def images(self, images: Images, progress: Progress | None = None) -> ImageFeatures:
@@ -105,7 +107,7 @@ class Encoder:
         start, stop = batches.start * self.batch_size, min(batches.stop * self.batch_size, len(images))
         workers, in_flight = self._prefetch()
         loader = DataLoader(
-            _ImageBatches(images, self.transform, self.batch_size),
+            _ImageBatches(images, self.transform, self.batch_size, self.formats),
             sampler=batches,
             batch_size=None,  # the dataset makes complete batches
             num_workers=workers,
@@ -243,15 +245,15 @@ class _Pairs:
 class _ImageBatches(Dataset):
     """Item i is batch i: the usable images, their numbers, and the bad samples."""
 
-    def __init__(self, images: Images, transform: Callable, batch_size: int):
-        self.images, self.transform, self.batch_size = images, transform, batch_size
+    def __init__(self, images: Images, transform: Callable, batch_size: int, formats: Sequence[str]):
+        self.images, self.transform, self.batch_size, self.formats = images, transform, batch_size, formats
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, list[BadSample]]:
         start = number * self.batch_size
         pixels, kept, bad = [], [], []
         for i in range(start, min(start + self.batch_size, len(self.images))):
             try:
-                image = upright_rgb(self.images.image(i))
+                image = upright_rgb(self.images.image(i), formats=self.formats)
             except UNUSABLE as error:
                 bad.append(BadSample(i, self.images.where(i), str(error)))
                 continue

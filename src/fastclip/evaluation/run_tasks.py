@@ -40,7 +40,7 @@ def evaluate(
     for name, folder in folders.items():
         try:
             task = _open_together(name, folder, encoder)
-            key = digest([VERSION, model_key, task.fingerprint])
+            key = digest([VERSION, model_key, task.fingerprint, *encoder.formats])
             known = (done or {}).get(key)
             if encoder.all_agree(known is not None) and known is not None:
                 yield replace(known, model=model_key)

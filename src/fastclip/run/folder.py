@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 import yaml
 
 from fastclip import __version__
+from fastclip.config.options import split_formats
 from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
 from fastclip.data.pairs import COMMON_COLUMNS, UTF_8, Columns
@@ -385,6 +386,15 @@ def evaluation_pairs(run: Path) -> EvaluationPairs:
     base = Path(*here[: -len(out.parts)])
     moved = [path if is_remote(path) else str(base / path) for path in paths]
     return EvaluationPairs(moved if _exist(moved) else paths, columns)
+
+
+def formats_of(model: Path | str) -> tuple[str, ...]:
+    """The data.formats of a run; none for another model."""
+    try:
+        config = yaml.safe_load((Path(model).expanduser() / CONFIG).read_text(encoding="utf-8"))
+        return split_formats("data.formats", config["data"].get("formats"))
+    except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError):
+        return ()
 
 
 def _exist(paths: list[str]) -> bool:

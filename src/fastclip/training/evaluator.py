@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fastclip.config.options import split_formats
 from fastclip.config.resolved import Resolved
 from fastclip.data.batch_parts import Tokenizer
 from fastclip.distributed.agreement import require_same
@@ -44,6 +45,7 @@ class Evaluator:
             tokenizer=tokenizer,
             workers=workers,
             precision=config.precision,
+            formats=split_formats("data.formats", config.data.formats),
         )
         pairs = config.evaluate.pairs
         self.pairs = None if pairs is None else open_manifest_of(pairs, config.data, world)

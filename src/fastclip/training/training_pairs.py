@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastclip.config.collections import how_to_get
-from fastclip.config.options import DataConfig
+from fastclip.config.options import DataConfig, split_formats
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Augment, Decoder, decoder
 from fastclip.data.decoded_cache import DecodedCache
@@ -142,7 +142,7 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
     augment = _augment(config, towers)
     decoded = None
     if config.data.keep_decoded:
-        open_decoded = partial(DecodedCache.open, manifest, augment.max_pixels)
+        open_decoded = partial(DecodedCache.open, manifest, augment.max_pixels, augment.formats)
         decoded = _with_progress(world, "decoding", "images", lambda report: open_decoded(progress=report))
     share = Share.of(world)
     return TrainingPairs(
@@ -160,6 +160,7 @@ def open_training_pairs(config: Resolved, towers: TwoTowers, world: World) -> Tr
 
 def _augment(config: Resolved, towers: TwoTowers) -> Augment:
     fixed: dict[str, Any] = {"image_size": towers.image_size, "mean": towers.mean, "std": towers.std}
+    fixed["formats"] = split_formats("data.formats", config.data.formats)
     known = [name for name in Augment.__dataclass_fields__ if name not in fixed]
     for name in config.data.augment:
         if name not in known:

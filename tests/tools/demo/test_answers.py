@@ -1,6 +1,7 @@
 """From queries to results, without a browser."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_a_deleted_image_is_skipped(photos, tmp_path):
 
 
 def test_input_is_checked_before_the_index_is_used(upload, tmp_path):
-    answers = Answers(index=None, uploads=tmp_path)
+    answers = Answers(SimpleNamespace(formats=()), uploads=tmp_path)
     for field, ask in (
         ("query", lambda: answers.images("", 12)),
         ("top", lambda: answers.images("cat", 49)),

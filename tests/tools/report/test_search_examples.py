@@ -8,21 +8,23 @@ import torch
 from PIL import Image
 
 from fastclip.tools.report.search_examples import SearchExamples, find_examples, spread
-from fastclip.tools.search.index import CaptionMatch, Match
+from fastclip.tools.search.index import CaptionMatch, Index, Match
 from tests.data.collections import encode
 
 
 class FakeIndex:
     """Images of one colour each, and search results in a fixed order."""
 
+    formats, image, thumbnail = (), Index.image, Index.thumbnail
+
     def __init__(self, captions, unreadable=()):
         self.captions_of, self.unreadable = captions, unreadable
         self.captions = list(dict.fromkeys(caption for own in captions for caption in own))
         self.features = SimpleNamespace(kept_b=torch.arange(len(captions)))
         places = [SimpleNamespace(captions=own) for own in captions]
-        self.pictures = SimpleNamespace(pictures=places, image=self.image, where=lambda n: f"{n}.png")
+        self.pictures = SimpleNamespace(pictures=places, image=self.data, where=lambda n: f"{n}.png")
 
-    def image(self, number):
+    def data(self, number):
         if number in self.unreadable:
             raise FileNotFoundError(number)
         return encode(Image.new("RGB", (200, 100), (number, 0, 0)))

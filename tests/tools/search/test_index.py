@@ -105,6 +105,19 @@ def test_an_image_finds_itself_first(run, photos, find):
 
 
 @pytest.mark.slow
+def test_images_of_further_formats_are_found_if_they_are_asked_for(run, photos, find):
+    avif = photos / "avif.png"
+    avif.write_bytes(replica.png(4, "AVIF"))
+    assert "--formats avif" in find(run, photos, "--image", avif, fails=True)
+    assert "avif.png" not in scores(find(run, photos, "a cat", "--top", "20"))
+    found = scores(find(run, photos, "--image", avif, "--formats", "avif", "--top", "20"))
+    assert next(iter(found)) == "avif.png"
+    config = run / "config.yaml"  # a run's own formats need no option
+    config.write_text(config.read_text().replace("\ndata:\n", "\ndata:\n  formats: avif\n"))
+    assert scores(find(run, photos, "--image", avif, "--top", "20")) == pytest.approx(found, abs=1e-5)
+
+
+@pytest.mark.slow
 def test_matches_are_printed_one_per_line_with_their_score(run, photos, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["search", str(run), str(photos), "a cat", "--top", "2", "--workers=0"]) == 0

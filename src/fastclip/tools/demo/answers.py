@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fastclip.data.images import UnusableSample, thumbnail
+from fastclip.data.images import UnusableSample
 from fastclip.tools.demo.cards import draw_captions, draw_card, draw_cards
 from fastclip.tools.demo.limits import check_labels, check_query, check_top, open_upload
 from fastclip.tools.search.index import Index, Match
@@ -22,7 +22,7 @@ class Answers:
     def __init__(self, index: Index, uploads: Path):
         """`uploads`: the only folder that uploaded images are read from."""
         self.index, self.uploads = index, uploads
-        self._thumbnail = lru_cache(_CACHED)(lambda number: thumbnail(index.pictures.image(number), SIDE))
+        self._thumbnail = lru_cache(_CACHED)(lambda number: index.thumbnail(number, SIDE))
 
     def examples(self, count: int = 6) -> list[str]:
         """Short captions from across the collection, without commas, which separate labels."""
@@ -36,7 +36,7 @@ class Answers:
 
     def captions_and_images(self, upload: Any, top: int) -> tuple[str, str]:
         """The captions that match an image best ("" if there are none), and the most similar images."""
-        image, top = open_upload(upload, self.uploads), check_top(top)
+        image, top = open_upload(upload, self.uploads, self.index.formats), check_top(top)
         query_d = self.index.model.encode_image(image)[0]
         captions = self.index.nearest_captions(query_d, top)
         images = self._draw(self.index.nearest_pictures(query_d, top))
@@ -44,7 +44,7 @@ class Answers:
 
     def probabilities(self, upload: Any, labels: str) -> dict[str, float]:
         """The probability of each label, at the model's temperature."""
-        image, listed = open_upload(upload, self.uploads), check_labels(labels)
+        image, listed = open_upload(upload, self.uploads, self.index.formats), check_labels(labels)
         return dict(zip(listed, self.index.model.classify(image, listed)[0].tolist(), strict=True))
 
     def _draw(self, matches: list[Match]) -> str:

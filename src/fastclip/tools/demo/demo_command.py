@@ -24,6 +24,7 @@ def demo(
     pretrained: str | None = None,
     checkpoint: Literal["last", "best"] = "last",
     workers: int = 2,
+    formats: str | None = None,
 ) -> None:
     """Serve a web page to try out a trained model.
 
@@ -44,11 +45,15 @@ def demo(
         pretrained: weights for an open_clip name: a file, a folder or a tag.
         checkpoint: the checkpoint of a run.
         workers: loader workers.
+        formats: image formats to decode besides JPEG, PNG, WebP, GIF, BMP and TIFF, separated by commas:
+            avif, jpeg2000, ppm. Those of a run's data.formats are included.
     """
     if find_spec("gradio") is None:
         raise CommandError("The demo needs gradio, which is not installed: pip install 'fastclip[demo]'.")
+    from fastclip.config.options import split_formats
     from fastclip.run.folder import EvaluationPairs
 
+    accepted = split_formats("formats", formats)
     where = EvaluationPairs([images]) if images else _pairs_of_run(model)
     from fastclip.tools.demo.server import is_loopback, serve, sigterm_as_ctrl_c, take_port, temporary_folder
 
@@ -59,7 +64,9 @@ def demo(
         from fastclip.tools.search.index import Index  # slow to import, so after the port is checked
 
         with progress("encoding images", "images") as update:
-            index = Index.open(model, where.paths, pretrained, checkpoint, workers, update, where.columns)
+            index = Index.open(
+                model, where.paths, pretrained, checkpoint, workers, update, where.columns, accepted
+            )
         counts = f"{len(index.features.kept_b):,} images", f"{len(index.captions):,} captions"
         print(" with ".join(counts), flush=True)
         with progress("encoding captions", "captions") as update:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +63,9 @@ def check_top(top: int) -> int:
     return top
 
 
-def open_upload(upload: Any, folder: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def open_upload(
+    upload: Any, folder: Path, formats: Sequence[str] = (), max_pixels: int = MAX_PIXELS
+) -> Image.Image:
     """The image that a browser uploaded to this folder; its size is checked before it is decoded.
 
     Args:
@@ -80,7 +83,7 @@ def open_upload(upload: Any, folder: Path, max_pixels: int = MAX_PIXELS) -> Imag
         if size > MAX_BYTES:
             limit = MAX_BYTES // 2**20
             raise RejectedInput("upload", f"The file has {size / 2**20:.1f} MiB; the limit is {limit} MiB.")
-        return upright_rgb(path.read_bytes(), max_pixels)
+        return upright_rgb(path.read_bytes(), max_pixels, formats)
     except UnusableSample as error:
         raise RejectedInput("upload", f"This image cannot be used: {error}.") from error
     except (OSError, ValueError) as error:

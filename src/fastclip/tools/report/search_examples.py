@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from fastclip.data.images import UnusableSample, thumbnail, upright_rgb
+from fastclip.data.images import UnusableSample
 from fastclip.tools.search.index import Index
 
 SIDE = 96  # pixels of a thumbnail's longer side
@@ -90,7 +90,7 @@ def _by_text(index: Index, query: str, captions: dict[int, list[str]]) -> Search
 
 
 def _by_image(index: Index, number: int, own: list[str]) -> Search:
-    matches = index.captions_for(upright_rgb(index.pictures.image(number)), len(index.captions))
+    matches = index.captions_for(index.image(number), len(index.captions))
     place = next(place for place, match in enumerate(matches, start=1) if match.text in own)
     best = [Found(match.text, match.score, match.text in own) for match in matches[:BEST_CAPTIONS]]
     return Search(thumbnail_of(index, number, own), best, place)
@@ -99,7 +99,7 @@ def _by_image(index: Index, number: int, own: list[str]) -> Search:
 def thumbnail_of(index: Index, number: int, captions: list[str]) -> Thumbnail:
     text = "; ".join(captions[:_MAX_CAPTIONS]) or index.pictures.where(number)
     try:
-        small = thumbnail(index.pictures.image(number), SIDE)
+        small = index.thumbnail(number, SIDE)
         return Thumbnail("data:image/webp;base64," + b64encode(small).decode(), text)
     except (OSError, UnusableSample):
         return Thumbnail("", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from fastclip.data.contact_sheet import draw_contact_sheet
-from fastclip.data.images import UnusableSample, upright_rgb
+from fastclip.data.images import UnusableSample, thumbnail, upright_rgb
 from fastclip.data.manifest import digest, open_manifest
 from fastclip.data.pairs import COMMON_COLUMNS, Columns, File, Pair, SourceError, caption_lines
 from fastclip.data.remote import is_remote
@@ -27,7 +27,7 @@ from fastclip.evaluation.features import Encoder, ImageFeatures
 from fastclip.evaluation.task_layout import PairPlace
 from fastclip.evaluation.task_shards import ImagePlace
 from fastclip.files import cache_path
-from fastclip.run.folder import is_run
+from fastclip.run.folder import formats_of, is_run
 from fastclip.run.load import Model, load
 
 log = logging.getLogger(__name__)
@@ -89,8 +89,10 @@ class Pictures:
 class Index:
     """Features of images, and the model that encodes queries."""
 
-    def __init__(self, pictures: Pictures, model: Model, features: ImageFeatures):
-        self.pictures, self.model, self.features = pictures, model, features
+    def __init__(
+        self, pictures: Pictures, model: Model, features: ImageFeatures, formats: Sequence[str] = ()
+    ):
+        self.pictures, self.model, self.features, self.formats = pictures, model, features, formats
         self._caption_md: Tensor | None = None
 
     @classmethod
@@ -103,18 +105,21 @@ class Index:
         workers: int = 2,
         progress: Callable[[int, int], None] | None = None,
         columns: Columns = COMMON_COLUMNS,
+        formats: Sequence[str] = (),
     ) -> Index:
         """Open the cached index, or build it if there is none or the model or a file has changed.
 
         `columns` names a table's columns of images and captions, if they are unusual, and its encoding.
+        `formats` are those of `upright_rgb`, and the run's data.formats are added.
         """
+        formats = (*formats_of(model), *formats)
         pictures = list_pictures(images, columns)
         device = find_device(local_rank=0)
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, device=device)
-        encoder = Encoder(loaded.towers, World.alone(device), workers=workers)
+        encoder = Encoder(loaded.towers, World.alone(device), workers=workers, formats=formats)
         file = _index_file(Path(model).expanduser(), images)
         key = digest([model_key(loaded.towers, None), pictures.fingerprint])
-        return cls(pictures, loaded, cached_features(pictures, encoder, file, key, progress))
+        return cls(pictures, loaded, cached_features(pictures, encoder, file, key, progress), formats)
 
     def by_text(self, text: str, top: int) -> list[Match]:
         """The images most similar to a text, best first."""
@@ -122,11 +127,20 @@ class Index:
 
     def by_image(self, image: Image.Image | Path, top: int) -> list[Match]:
         """The images most similar to this one, best first."""
-        return self.nearest_pictures(self.model.encode_image(image)[0], top)
+        return self.nearest_pictures(self._encode(image), top)
 
     def captions_for(self, image: Image.Image | Path, top: int) -> list[CaptionMatch]:
         """The captions of any image that are most similar to this image, best first."""
-        return self.nearest_captions(self.model.encode_image(image)[0], top)
+        return self.nearest_captions(self._encode(image), top)
+
+    def _encode(self, query: Image.Image | Path) -> Tensor:
+        if not isinstance(query, Path):
+            return self.model.encode_image(query)[0]
+        try:
+            image = upright_rgb(query.read_bytes(), formats=self.formats)
+        except UnusableSample as error:
+            raise PathError(query, f"cannot be used: {error}.") from error
+        return self.model.encode_image(image)[0]
 
     def nearest_captions(self, query_d: Tensor, top: int) -> list[CaptionMatch]:
         """The captions with the nearest features, best first."""
@@ -154,9 +168,17 @@ class Index:
 
     def draw(self, matches: list[Match], path: Path) -> None:
         """Draw a contact sheet of matches."""
-        images = [upright_rgb(self.pictures.image(match.number)) for match in matches]
+        images = [self.image(match.number) for match in matches]
         labels = [f"{match.score:.3f}\n{Path(match.name).name}" for match in matches]
         draw_contact_sheet(list(zip(images, labels, strict=True)), path)
+
+    def image(self, number: int) -> Image.Image:
+        """An image, decoded; raises UnusableSample."""
+        return upright_rgb(self.pictures.image(number), formats=self.formats)
+
+    def thumbnail(self, number: int, side: int) -> bytes:
+        """An image as WebP, no side longer than `side`; raises UnusableSample."""
+        return thumbnail(self.pictures.image(number), side, self.formats)
 
     def nearest_pictures(self, query_d: Tensor, top: int) -> list[Match]:
         """The images with the nearest features, best first."""

@@ -20,6 +20,7 @@ def search(
     pretrained: str | None = None,
     checkpoint: Literal["last", "best"] = "last",
     workers: int = 2,
+    formats: str | None = None,
     json: bool = False,
 ) -> None:
     """Find images by text, or by an image.
@@ -40,8 +41,13 @@ def search(
         pretrained: weights for an open_clip name: a file, a folder or a tag.
         checkpoint: which checkpoint of a run.
         workers: loader workers.
+        formats: image formats to decode besides JPEG, PNG, WebP, GIF, BMP and TIFF, separated by commas:
+            avif, jpeg2000, ppm. Those of a run's data.formats are included.
         json: print JSON instead of lines.
     """
+    from fastclip.config.options import split_formats
+
+    accepted = split_formats("formats", formats)
     from fastclip.tools.search.index import Index
 
     query = (text or "").strip()
@@ -54,7 +60,7 @@ def search(
     if top < 1:
         raise OptionError("top", top, "must be at least 1", example=12)
     with progress("encoding images", "images") as update:
-        index = Index.open(model, images, pretrained, checkpoint, workers, update)
+        index = Index.open(model, images, pretrained, checkpoint, workers, update, formats=accepted)
     matches = index.by_text(query, top) if image is None else index.by_image(image, top)
     index.draw(matches, sheet)
     if json:
