@@ -1,12 +1,7 @@
 """The page in a real browser: `make test-page`, which installs Chromium if it is missing."""
 
-import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import time
 from base64 import b64encode
 from pathlib import Path
 
@@ -16,6 +11,7 @@ from fastclip.run.load import load
 from fastclip.tools.search.index import Index
 from tests.evaluation import replica
 from tests.tools.demo.collection import EVIL, write_images
+from tests.tools.demo.served import Served
 
 pytestmark = pytest.mark.page
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
@@ -45,43 +41,6 @@ HAND_OVER = """
   );
 }
 """
-
-
-class Served:
-    """`fastclip demo` in its own process, with its own place for temporary folders."""
-
-    def __init__(self, run, images, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        folder.mkdir()
-        self.temporary, self.log, self.address = (
-            folder,
-            folder.with_suffix(".log"),
-            f"http://127.0.0.1:{port}",
-        )
-        arguments = [run, "--images", images, "--port", port, "--workers", 0]
-        environment = {"TMPDIR": str(folder), "FASTCLIP_CACHE": str(folder.with_suffix(".cache"))}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fastclip", "demo", *map(str, arguments)],
-                env=os.environ | environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + 100
-        while self.address not in self.log.read_text():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()  # noqa: PT018
-            time.sleep(0.1)
-
-    def end(self, number):
-        """Stop it by a signal: it exits cleanly and deletes its temporary folder."""
-        assert [*self.temporary.glob("fastclip-demo-*")]
-        self.process.send_signal(number)
-        assert self.process.wait(20) == 0, self.log.read_text()
-        assert not [*self.temporary.iterdir()]
-        assert "Traceback" not in self.log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from fastclip.tools.demo.limits import (
     open_upload,
 )
 from tests.data.collections import encode, picture, png
+from tests.data.hostile_images import scans
 
 
 def rejected(call, *arguments, **options):
@@ -46,6 +47,17 @@ def test_an_empty_or_long_query_is_rejected(text, numbers):
     error = rejected(check_query, text)
     assert error.field == "query"
     assert (*re.findall(r"\d+", str(error)),) == numbers
+
+
+@pytest.mark.parametrize(("check", "field"), [(check_query, "query"), (check_labels, "labels")])
+def test_half_a_character_is_rejected(check, field):
+    assert rejected(check, "a \ud800 cat, dog").field == field
+
+
+def test_an_image_that_would_take_minutes_is_rejected(tmp_path):
+    error = rejected(open_upload, upload(tmp_path, scans(5_000, 2_000, 2_000)), tmp_path)
+    assert error.field == "upload"
+    assert "100 scans" in str(error)
 
 
 def test_labels_are_separated_by_commas_and_line_breaks_and_count_once():

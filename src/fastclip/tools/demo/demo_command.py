@@ -55,7 +55,8 @@ def demo(
 
     accepted = split_formats("formats", formats)
     where = EvaluationPairs([images]) if images else _pairs_of_run(model)
-    from fastclip.tools.demo.server import is_loopback, serve, sigterm_as_ctrl_c, take_port, temporary_folder
+    from fastclip.tools.demo.guard import is_loopback
+    from fastclip.tools.demo.server import serve, sigterm_as_ctrl_c, take_port, temporary_folder
 
     with take_port(host, port) as listening:
         number = listening.getsockname()[1]

@@ -33,7 +33,7 @@ class RejectedInput(Exception):
 
 def check_query(text: str) -> str:
     """The query without surrounding white space."""
-    query = str(text or "").strip()
+    query = _readable("query", text).strip()
     if not query:
         raise RejectedInput("query", "Describe what the images should show, for example: a red heart.")
     if len(query) > MAX_CHARACTERS:
@@ -45,7 +45,7 @@ def check_query(text: str) -> str:
 
 def check_labels(text: str) -> list[str]:
     """The labels of a list separated by commas or line breaks, without duplicates."""
-    listed = [re.sub(r"\s+", " ", label).strip() for label in re.split(r"[,\n]", str(text or ""))]
+    listed = [re.sub(r"\s+", " ", label).strip() for label in re.split(r"[,\n]", _readable("labels", text))]
     labels = list(dict.fromkeys(label for label in listed if label))
     if len(labels) < 2:
         raise RejectedInput("labels", "Enter at least two labels, separated by commas: cat, dog, bird.")
@@ -55,6 +55,16 @@ def check_labels(text: str) -> list[str]:
     if longest > MAX_CHARACTERS:
         raise RejectedInput("labels", f"One label has {longest:,} characters; the limit is {MAX_CHARACTERS}.")
     return labels
+
+
+def _readable(field: Literal["query", "labels"], text: Any) -> str:
+    """The text; rejected if it holds half a character (a lone surrogate), which no tokenizer takes."""
+    read = str(text or "")
+    try:
+        read.encode()
+    except UnicodeEncodeError as error:
+        raise RejectedInput(field, "The text has a character that is not Unicode. Type it again.") from error
+    return read
 
 
 def check_top(top: int) -> int:

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from fastclip.tools.demo.answers import Answers
 from fastclip.tools.demo.cards import draw_note, escape
+from fastclip.tools.demo.guard import Guard, is_within
 from fastclip.tools.demo.limits import (
     MAX_BYTES,
     MAX_CHARACTERS,
@@ -20,7 +21,6 @@ from fastclip.tools.demo.limits import (
     NOT_UPLOADED,
     RejectedInput,
 )
-from fastclip.tools.demo.server import Guard
 from fastclip.tools.search.index import Index
 
 _QUEUE = 32  # requests that may wait; further ones are rejected
@@ -38,7 +38,12 @@ def build_app(index: Index, title: str, folder: Path, host: str) -> Guard:
     off = ("run_history", "show_error", "ssr_mode", "mcp_server", "pwa", "enable_monitoring")
     options: dict[str, Any] = dict.fromkeys(off, False) | {"footer_links": [], "max_file_size": MAX_BYTES}
     gr.mount_gradio_app(app, page, "/", server_name=host, theme=_theme(), css=css, js=js, **options)
-    return Guard(app, folder, host)
+    calls = {  # without those that run in the browser alone
+        number: [isinstance(field, gr.Image) for field in call.inputs]
+        for number, call in page.fns.items()
+        if call.fn is not None
+    }
+    return Guard(app, folder, host, calls)
 
 
 def build_page(answers: Answers, title: str) -> gr.Blocks:
@@ -67,7 +72,7 @@ def _accept_only_uploads(block: Any, folder: Path) -> None:
     move = block.async_move_resource_to_block_cache
 
     async def move_upload(path: str | Path | None) -> str | None:
-        if path is not None and not Path(path).resolve().is_relative_to(folder.resolve()):
+        if path is not None and not (is_within(path, folder) and Path(path).is_file()):
             raise gr.Error(NOT_UPLOADED, print_exception=False)
         return await move(path)
 
@@ -148,7 +153,7 @@ def _captions_tab(answers: Answers) -> None:
         note = draw_note(best if captions else "The images have no captions to search.")
         return note, captions, draw_note("Most similar images, with cosine similarities"), images
 
-    _on(image.change, ask, [image], [note, captions, like_note, like], preprocess=False)
+    _on(image.change, ask, [image], [note, captions, like_note, like])
 
 
 def _classify_tab(answers: Answers) -> None:
@@ -179,7 +184,7 @@ def _classify_tab(answers: Answers) -> None:
         return note, gr.Label(probabilities, visible=True)
 
     for event in (image.upload, labels.submit, button.click):
-        _on(event, ask, [image, labels], [note, bars], preprocess=False)
+        _on(event, ask, [image, labels], [note, bars])
 
 
 def _image_field(name: str) -> gr.Image:
@@ -195,10 +200,10 @@ def _image_field(name: str) -> gr.Image:
     )
 
 
-def _on(event: Callable, ask: Callable, inputs: list, outputs: list, preprocess: bool = True) -> None:
+def _on(event: Callable, ask: Callable, inputs: list, outputs: list) -> None:
     """Handle one request at a time, as there is one model; old results stay until new ones arrive.
 
-    Without `preprocess` the image arrives as uploaded; gradio would decode it before it is checked.
+    Values arrive as they were sent (no `preprocess`): gradio would decode an image before it is checked.
     """
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    event(ask, inputs, outputs, preprocess=preprocess, concurrency_limit=1, concurrency_id="model", **quiet)
+    event(ask, inputs, outputs, preprocess=False, concurrency_limit=1, concurrency_id="model", **quiet)
