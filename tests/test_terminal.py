@@ -1,15 +1,20 @@
 """Plain lines in a pipe, bars on a terminal, and messages above them."""
 
+import ast
 import io
 import logging
 import sys
 import threading
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from fastclip.terminal import View, console, progress
+import fastclip
+from fastclip.terminal import LogFormatter, SafeConsole, View, console, progress, say
 from tests.terminals import Terminal, on_terminal
 
 
@@ -164,3 +169,55 @@ def test_only_a_terminal_that_can_move_its_cursor_is_live(monkeypatch, stream, t
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("FORCE_COLOR", "1")  # colours, but no live view in a pipe
     assert View(line_every=10.0, target=Console(file=stream())).plain == plain
+
+
+EVIL = "a\x1b]0;owned\x9c\x1b[2J\u202e\udc80b [bold]c[/] :smile: [/d]"
+SHOWN = r"a\x1b]0;owned\x9c\x1b[2J\u202e\udc80b [bold]c[/] :smile: [/d]"
+
+
+def test_names_are_printed_without_control_characters(capsys):
+    say(EVIL)
+    say(EVIL, file=sys.stderr)
+    printed = capsys.readouterr()
+    assert printed.out == printed.err == SHOWN + "\n"
+
+
+def test_tables_and_texts_show_names_literally(capsys):
+    table = Table("name", show_header=False, box=None, pad_edge=False)
+    table.add_row(EVIL)
+    table.add_row(Text(EVIL))
+    for shown in (table, EVIL, Text(EVIL)):
+        console().print(shown)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [SHOWN] * 4
+
+
+def test_messages_and_bars_show_names_literally():
+    for terminal in (io.StringIO(), Terminal()):
+        view = View(line_every=1, target=SafeConsole(file=terminal, width=120))
+        view.message(EVIL)
+        assert SHOWN in terminal.getvalue()
+        assert "\x1b]0" not in terminal.getvalue()
+
+
+def test_logs_show_names_and_errors_literally():
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "file %s", (EVIL,), None)
+    assert LogFormatter("%(message)s").format(record) == f"file {SHOWN}"
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    text = LogFormatter("%(message)s").format(record)
+    assert f"\nValueError: {SHOWN}" in text
+    assert "\x1b" not in text
+
+
+def test_no_command_prints_past_say():
+    """Except JSON and YAML, which escape by themselves and must stay exact; and watcher.py, on its own."""
+    exact = ("dumps", "study_text", "safe_dump")
+    for file in Path(fastclip.__file__).parent.rglob("*.py"):
+        if file.name in ("terminal.py", "watcher.py", "cli.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
+                what = ast.unparse(node)
+                assert any(name in what for name in exact) or what == "print(text, end='')", (file, what)

@@ -114,7 +114,11 @@ def _main(arguments: list[str] | None) -> int:
     name = next((name for name in COMMANDS if words[: name.count(" ") + 1] == name.split()), None)
     if name is None:
         return _overview(words)
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    from fastclip.terminal import LogFormatter, say  # with rich, which --help does without
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("fastclip").setLevel(logging.INFO)
     try:
         call(name, words[name.count(" ") + 1 :])
@@ -124,7 +128,7 @@ def _main(arguments: list[str] | None) -> int:
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         if _is_foreign(error):
             raise
-        print(f"fastclip {name}: {error}", file=sys.stderr)
+        say(f"fastclip {name}: {error}", file=sys.stderr)
         return 1
     return 0
 

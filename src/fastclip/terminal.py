@@ -9,22 +9,49 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import IO, Any, TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.segment import Segment
 from rich.table import Column
 from rich.text import Text
 
-from fastclip.text import duration
+from fastclip.text import duration, printable
+
+
+def say(text: object = "", *, end: str = "\n", file: IO[str] | None = None) -> None:
+    """Print text that may hold names or captions: without control characters."""
+    print(printable(text), end=end, file=file, flush=True)
+
+
+class LogFormatter(logging.Formatter):
+    """Formats log records, which may quote names and captions, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class SafeConsole(Console):
+    """A console that takes every text literally: no markup, no emoji codes, no control characters."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"markup": False, "emoji": False} | options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 def console(stderr: bool = False) -> Console:
     """A console as wide as the terminal, or 160 columns in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else 160)
+    return SafeConsole(stderr=stderr, width=None if stream.isatty() else 160)
 
 
 @contextmanager
@@ -119,7 +146,7 @@ class View(Progress):
         """Print a line above the bars."""
         with suppress(OSError):
             if self.plain:
-                print(text, file=self._target.file, flush=True)
+                say(text, file=self._target.file)
             else:
                 self.console.print(Text(text))
 

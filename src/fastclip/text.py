@@ -1,7 +1,8 @@
-"""Text for messages of every layer: the closest of several names, counts and durations."""
+"""Text for messages of every layer: the closest of several names, counts, durations, safe text of others."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -31,3 +32,37 @@ def duration(seconds: float | None) -> str:
         if s >= size:
             return f"{s // size} {unit} {s % size // part} {below}"
     return f"{s} s"
+
+
+def printable(text: object) -> str:
+    """Text as a terminal may show it: control characters become visible escapes such as \\x1b.
+
+    Names and captions come from others: a terminal obeys an escape sequence, an override of the writing
+    direction makes a name look like another, and half a character (a lone surrogate) cannot be printed. Line
+    breaks and tabs stay. Safe to apply twice.
+    """
+    return _UNPRINTABLE.sub(lambda found: _escape(found[0]), str(text))
+
+
+def one_line(text: object) -> str:
+    """The same, with line breaks and tabs escaped too."""
+    return re.sub(r"[\n\t]", lambda found: _escape(found[0]), printable(text))
+
+
+def markdown(text: object) -> str:
+    """Text as plain words of a Markdown document: no markup, no HTML, no new line or table cell."""
+    return _MARKUP.sub(r"\\\g<0>", one_line(text))
+
+
+def code_span(text: object) -> str:
+    """Text in backticks, in a Markdown document or in a cell of its tables."""
+    return "`" + one_line(text).replace("`", "'").replace("|", "¦") + "`"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+# C0 but for tab and line feed, DEL and C1, line separators, overrides of direction, lone surrogates
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_MARKUP = re.compile(r"[\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])")  # _ within a word is no markup

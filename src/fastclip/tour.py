@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
-from rich.console import Console
 
 from fastclip.cli import main as fastclip
 from fastclip.data.contact_sheet import CELL, draw_contact_sheet
 from fastclip.evaluation.suites import SUITES
 from fastclip.files import cache_folder
+from fastclip.terminal import SafeConsole, say
 
 
 class Stop(NamedTuple):
@@ -43,7 +43,7 @@ EXAMPLES = 3  # searches that are printed; the sheet has all
 INTERRUPTED = 130  # exit code of a command ended by Ctrl-C
 SHOWN = 7  # images per search on the sheet
 
-console = Console(highlight=False, soft_wrap=True)
+console = SafeConsole(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
@@ -62,15 +62,15 @@ def main() -> int:
         search(stop)
     except SystemExit as ended:
         if ended.code in (INTERRUPTED, STOPPED_CLEANLY):
-            print("Run `make demo` again to resume.", file=sys.stderr)
+            say("Run `make demo` again to resume.", file=sys.stderr)
         elif run is not None and run.exists():
-            print(f"If {run} is from an earlier version, remove it: rm -r {run}", file=sys.stderr)
+            say(f"If {run} is from an earlier version, remove it: rm -r {run}", file=sys.stderr)
         return int(ended.code or 0)
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"make demo: {error}", file=sys.stderr)
+        say(f"make demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nInterrupted. Run `make demo` again to resume.", file=sys.stderr)
+        say("\nInterrupted. Run `make demo` again to resume.", file=sys.stderr)
         return INTERRUPTED
     _print_next_steps(stop)
     return 0
@@ -105,12 +105,12 @@ def search(stop: Stop) -> None:
     for number, text in enumerate(stop.searches):
         cells.append((_draw_query(text), ""))
         if number < EXAMPLES:
-            console.print(f"\n[bold]{text}[/bold]")
+            console.print(f"\n{text}", style="bold")
         for place, match in enumerate(index.by_text(text, SHOWN)):
             caption = ", ".join(index.pictures.pictures[match.number].captions)
             cells.append((index.image(match.number), f"{match.score:.2f}\n{caption}"))
             if number < EXAMPLES and place < 3:
-                console.print(f"  {match.score:.2f}  {caption}", markup=False)
+                console.print(f"  {match.score:.2f}  {caption}")
     draw_contact_sheet(cells, stop.run / "searches.png", columns=SHOWN + 1)
 
 
@@ -131,7 +131,7 @@ def _must(*arguments: str) -> None:
 def _run(*arguments: str) -> int:
     """Print a command, run it, and return its exit code."""
     shown = " ".join(f'"{text}"' if " " in text or ";" in text else text for text in arguments)
-    console.print(f"\n[bold]$ fastclip {shown}[/bold]")
+    console.print(f"\n$ fastclip {shown}", style="bold")
     return fastclip([*arguments])
 
 
@@ -149,7 +149,7 @@ def _print_next_steps(stop: Stop) -> None:
         "torchrun --nproc-per-node 8 -m fastclip train …": "GPUs: docs/scaling.md",
     }
     for title, lines in (("Results", results), ("Next steps (fastclip is in .venv/bin)", next_steps)):
-        console.print(f"\n[bold]{title}[/bold]")
+        console.print(f"\n{title}", style="bold")
         width = max(len(str(name)) for name in lines)
         for name, description in lines.items():
             console.print(f"  {name!s:{width}s}  {description}")

@@ -1,5 +1,6 @@
 """Model cards: metadata for the Hub, values for readers, and nothing private."""
 
+import html
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 from fastclip.cli import main
 from fastclip.config.parse import parse
@@ -18,6 +20,7 @@ from fastclip.model import build_model
 from fastclip.run.load import load_model
 from fastclip.run.metrics_file import read_metrics
 from fastclip.run.state_file import write_state
+from fastclip.text import code_span, markdown, one_line
 from fastclip.training.model_card import _scores_in_training, model_card
 from tests.evaluation import replica
 
@@ -250,7 +253,10 @@ def test_scores_in_training_that_are_not_finite_are_omitted_and_kinds_are_right(
     ]
 
 
-@pytest.mark.parametrize("name", ["{{ 7*7 }}", "---", "a\n---\nb: [", "{% raw %}", "x: {y", "{# z #}"])
+EVIL = ["<img src=x onerror=1>", "[a](b)", "**x** `y`|z", "\x1b[31m\u202e", "&lt;b&gt; <!--", "_x_ ~~y~~"]
+
+
+@pytest.mark.parametrize("name", ["{{ 7*7 }}", "---", "a\n---\nb: [", "{% raw %}", "x: {y", "{# z #}", *EVIL])
 def test_names_are_shown_literally_whatever_they_contain(run, tmp_path, make, name):
     copy = Path(shutil.copytree(run, tmp_path / name, symlinks=True))
     record = {"step": 4, "evaluation": {f"{name}/acc1": 0.5, "mean_recall@1": 0.25}}
@@ -261,11 +267,16 @@ def test_names_are_shown_literally_whatever_they_contain(run, tmp_path, make, na
         "evaluate.pairs": f"hf://datasets/jane/{name}",
     }
     card = make(run=copy, config=config | {"model.name": name, "model.pretrained": f"{name}.pt"})
-    assert f"\n# {name}\n" in card
-    assert f" on `jane/{name}`." in card
-    assert f"| Architecture | {name} |" in card
-    assert f"| Initial weights | `{name}.pt` |" in card
-    assert f"| {name} | `acc1` | 50.00 |  |" in card
+    plain, name = markdown(name), one_line(name)
+    assert f"\n# {plain}\n" in card
+    assert f" on {code_span(f'jane/{name}')}." in card
+    assert f"| Architecture | {plain} |" in card
+    assert f"| Initial weights | {code_span(name + '.pt')} |" in card
+    assert f"| {plain} | `acc1` | 50.00 |  |" in card
+    page = MarkdownIt().enable("table").enable("strikethrough").render(ModelCard(card).text)
+    assert not re.search(r"<(img|!--|em|s|del|script)\b", page)
+    assert f"<h1>{html.escape(name)}</h1>" in page  # as it is named, and nothing else
+    assert f"<td>{html.escape(name)}</td>" in page
     head = ModelCard(card).data
     assert head.library_name == "open_clip"
     assert head.model_name == name

@@ -7,7 +7,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastclip.terminal import console, progress
+from fastclip.terminal import console, progress, say
 from fastclip.text import counted
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def index(
         print(dumps(summary | {"extra_captions": extra._asdict()} | verified, indent=2))
         return
     covers = "all captions and a sample of images" if manifest.images_sampled else "all captions and images"
-    print(f"{counted(pairs, 'pair')} in {counted(files, 'file')}, fingerprint {fingerprint} ({covers})")
+    say(f"{counted(pairs, 'pair')} in {counted(files, 'file')}, fingerprint {fingerprint} ({covers})")
     if verified:
-        print(f"verified: every caption and image {verified['verified']}")
+        say(f"verified: every caption and image {verified['verified']}")
     for reason, count in skipped.items():
-        print(f"skipped: {count:,} × {reason}")
+        say(f"skipped: {count:,} × {reason}")
     if extra.pairs:
-        print(f"{extra}.")
+        say(f"{extra}.")
 
 
 def check(

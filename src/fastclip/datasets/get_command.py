@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastclip.config.collections import COLLECTIONS
+from fastclip.terminal import say
 
 
 def get(name: str, out: Path | None = None, jobs: int | None = None) -> None:
@@ -20,7 +21,7 @@ def get(name: str, out: Path | None = None, jobs: int | None = None) -> None:
     from fastclip import datasets
 
     folder = datasets.get(name, out or Path("data") / name, jobs=jobs)
-    print(f"{folder} is ready. Train on {folder / 'train'}, evaluate on {folder / 'tasks'}.")
+    say(f"{folder} is ready. Train on {folder / 'train'}, evaluate on {folder / 'tasks'}.")
 
 
 get.__doc__ = str(get.__doc__).replace("COLLECTIONS", "; ".join(map(str, COLLECTIONS.values())))

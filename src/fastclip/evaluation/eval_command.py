@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fastclip.errors import CommandError, InputError, OptionError
 from fastclip.evaluation.suites import SUITES, Mean, Suite, find_suite
-from fastclip.terminal import console, progress
+from fastclip.terminal import console, progress, say
 
 if TYPE_CHECKING:
     from fastclip.run.results import Result
@@ -225,13 +225,13 @@ def _print_table(results: list[Result], means: list[Mean] | None, missing: list[
     console().print(table)
     for result in results:
         if result.unusable:
-            print(f"{result.task}: skipped {result.unusable:,} images that could not be used")
+            say(f"{result.task}: skipped {result.unusable:,} images that could not be used")
         if result.error:
-            print(f"{result.task}: {result.error}")
+            say(f"{result.task}: {result.error}")
     if means is not None:
-        print("", *means, sep="\n")
+        say("\n".join(["", *map(str, means)]))
     if missing:  # of a suite
-        print(f"missing: {', '.join(missing)}")
+        say(f"missing: {', '.join(missing)}")
 
 
 def _print_list(folders: dict[str, Path | str], missing: list[str], json: bool) -> None:
@@ -239,8 +239,8 @@ def _print_list(folders: dict[str, Path | str], missing: list[str], json: bool) 
         print(json_module.dumps({"present": [*folders], "missing": missing}, indent=2))
         return
     for name, folder in folders.items():
-        print(f"present  {name:43s}  {folder}")
+        say(f"present  {name:43s}  {folder}")
     for name in missing:
-        print(f"missing  {name}")
+        say(f"missing  {name}")
     if missing:
-        print("docs/evaluation.md explains how to get them.")
+        say("docs/evaluation.md explains how to get them.")

@@ -24,7 +24,7 @@ from fastclip.model import LOCAL_DIR, TwoTowers
 from fastclip.run.folder import METRICS, RESULTS, read_metadata
 from fastclip.run.metrics_file import read_metrics
 from fastclip.run.results import read_results
-from fastclip.text import duration
+from fastclip.text import code_span, duration, markdown, one_line
 
 log = logging.getLogger(__name__)
 _PRECISIONS = {None: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of `fastclip eval`
@@ -54,13 +54,13 @@ def model_card(run: Path, checkpoint: Path, model: TwoTowers, tau: float | None)
     card = ModelCard.from_template(
         _head(name, metadata["config"], measured + trained),
         template_path=str(Path(__file__).with_name("model_card.md")),
-        name=name,
+        name=markdown(name),
         metadata=metadata,
         config=metadata["config"],
         towers=model,
         parameters=sum(parameter.numel() for parameter in model.clip.parameters()) / 1e6,
-        measured=measured,
-        trained=trained,
+        measured=[_for_table(score) for score in measured],
+        trained=[_for_table(score) for score in trained],
         tau=math.exp(-float(model.clip.logit_scale.detach())) if tau is None else tau,
         **_training(metadata),
     )
@@ -71,14 +71,15 @@ def _head(name: str, config: dict, scores: list[Score]) -> ModelCardData:
     """The metadata for the Hub: library, kind of model, and scores in its schema."""
     results: dict[tuple[str, str], EvalResult] = {}
     for score in scores:
+        dataset, measure = one_line(score.dataset), one_line(score.measure)
         task = "image-text-retrieval" if score.kind == "retrieval" else "zero-shot-image-classification"
         result = EvalResult(
             task_type=task,
             task_name=task.replace("-", " "),
-            dataset_type=re.sub(r"[^\w.-]+", "-", score.dataset),  # a slash would name a dataset on the Hub
-            dataset_name=score.dataset,
-            metric_type="accuracy" if score.measure == "acc1" else score.measure,
-            metric_name=score.measure,
+            dataset_type=re.sub(r"[^\w.-]+", "-", dataset),  # a slash would name a dataset on the Hub
+            dataset_name=dataset,
+            metric_type="accuracy" if measure == "acc1" else measure,
+            metric_name=measure,
             metric_value=round(score.value, 4),
         )
         results.setdefault((score.dataset, score.measure), result)
@@ -86,10 +87,16 @@ def _head(name: str, config: dict, scores: list[Score]) -> ModelCardData:
         library_name="open_clip",
         pipeline_tag="zero-shot-image-classification",
         tags=["clip", "fastclip", config["algorithm"]],
-        datasets=[path for path in map(_hub_id, _paths(config["data"]["train"])) if path] or None,
-        model_name=name if results else None,
+        datasets=[one_line(path) for path in map(_hub_id, _paths(config["data"]["train"])) if path] or None,
+        model_name=one_line(name) if results else None,
         eval_results=list(results.values()) or None,
     )
+
+
+def _for_table(score: Score) -> Score:
+    """With names, which come from folders and files, that cannot break the table or the document."""
+    dataset, measure = markdown(score.dataset), code_span(score.measure)
+    return score._replace(dataset=dataset, measure=measure)
 
 
 def _scores_of_tasks(run: Path, model: TwoTowers) -> list[Score]:
@@ -132,15 +139,18 @@ def _training(metadata: dict) -> dict[str, Any]:
     """Values of the template that are derived from the checkpoint's metadata."""
     config, train = metadata["config"], metadata["config"]["data"]["train"]
     resolved = resolve_again(config)
+    versions = metadata["versions"] | {"open_clip": version("open_clip_torch")}
     name, pretrained = config["model"]["name"].removeprefix(LOCAL_DIR), config["model"].get("pretrained")
     return {
-        "architecture": Path(name).stem if name.endswith(".json") else Path(name).name,
-        "pretrained": Path(pretrained).name if pretrained else None,
+        "architecture": markdown(Path(name).stem if name.endswith(".json") else Path(name).name),
+        "pretrained": code_span(Path(pretrained).name) if pretrained else None,
+        "best": code_span((metadata.get("best") or {}).get("measure")),
+        "fingerprint": code_span(metadata["fingerprint"]),
         "loss": resolved.loss,
         "optim": resolved.optim,
         "time": duration(metadata["elapsed"]),
-        "versions": metadata["versions"] | {"open_clip": version("open_clip_torch")},
-        "trained_on": " and ".join(f"`{name}`" for name in _names(train)),
+        "versions": [markdown(f"{package} {number}") for package, number in versions.items()],
+        "trained_on": " and ".join(map(code_span, _names(train))),
         "licenses": any((folder / "LICENSES.md").is_file() for folder in _folders(train)),
     }
 

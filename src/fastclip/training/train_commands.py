@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from fastclip.terminal import say
+
 
 def train(train_options: list[str]) -> None:
     """Parse the options, join the other ranks, train. A run that is stopped and saved exits with code 75."""
@@ -23,7 +25,7 @@ def train(train_options: list[str]) -> None:
             train_run(config, world)
     except StoppedCleanly as stopped:
         if world.is_main:
-            print(stopped, file=sys.stderr)
+            say(stopped, file=sys.stderr)
         raise SystemExit(STOPPED_CLEANLY) from None
 
 
@@ -45,4 +47,4 @@ def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -
 
     model, tau = load_model(run, checkpoint)
     folder = write(model, out, tau=tau, card=model_card(run, find_checkpoint(run, checkpoint), model, tau))
-    print(f'Exported to {folder}. Load it with open_clip.create_model_and_transforms("local-dir:{folder}").')
+    say(f'Exported to {folder}. Load it with open_clip.create_model_and_transforms("local-dir:{folder}").')

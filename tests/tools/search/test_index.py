@@ -17,6 +17,7 @@ from fastclip.data.pairs import Columns
 from fastclip.errors import InputError, OptionError, PathError
 from fastclip.evaluation.features import Encoder
 from fastclip.run.load import load
+from fastclip.text import one_line
 from fastclip.tools.search.index import Index, list_pictures
 from fastclip.tools.search.search_command import search
 from tests.damage import flip, positions
@@ -102,6 +103,23 @@ def test_an_image_finds_itself_first(run, photos, find):
     assert output["matches"][0]["name"] == "deep/4.png"
     assert output["matches"][0]["score"] == pytest.approx(1, abs=1e-5)
     assert len(output["matches"]) == 3
+
+
+@pytest.mark.slow
+def test_names_are_printed_without_control_characters(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["\x1b[2Jcat.png", "dog\n 1.000  fake.png", "\u202egnp.bird.png", os.fsdecode(b"\xff.png")]
+    (tmp_path / "odd").mkdir()
+    for number, name in enumerate(names):
+        (tmp_path / "odd" / name).write_bytes(replica.png(number))
+    assert main(["search", str(run), "odd", "a cat", "--workers=0"]) == 0
+    found = capsys.readouterr().out
+    assert sorted(line.split("  ", 1)[1] for line in found.splitlines()[:-1]) == sorted(map(one_line, names))
+    assert main(["search", str(run), "odd", "--image", "odd/\x1b[2Jcat.png", "--json", "--workers=0"]) == 0
+    matches = json.loads(capsys.readouterr().out)["matches"]
+    assert {match["name"] for match in matches} == {*names}  # exactly
+    assert main(["search", str(run), "odd/\x1b[2J-gone", "a cat"]) == 1
+    assert r"\x1b[2J-gone" in capsys.readouterr().err
 
 
 @pytest.mark.slow

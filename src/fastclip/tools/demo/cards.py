@@ -6,6 +6,8 @@ import html
 from base64 import b64encode
 from collections.abc import Iterable
 
+from fastclip.text import printable
+
 
 def draw_cards(cards: Iterable[str]) -> str:
     """A list of the cards of `draw_card`."""
@@ -37,8 +39,8 @@ def draw_note(text: str, wrong: bool = False) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape HTML, and also ${}`, which gradio would evaluate as a template."""
-    escaped = html.escape(text, quote=True)
+    """Escape HTML, control characters, and also ${}`, which gradio would evaluate as a template."""
+    escaped = html.escape(printable(text), quote=True)
     for sign in "${}`":
         escaped = escaped.replace(sign, f"&#{ord(sign)};")
     return escaped

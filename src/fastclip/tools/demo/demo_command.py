@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastclip.errors import CommandError, PathError
-from fastclip.terminal import progress
+from fastclip.terminal import progress, say
 
 if TYPE_CHECKING:
     from fastclip.run.folder import EvaluationPairs
@@ -61,7 +61,7 @@ def demo(
     with take_port(host, port) as listening:
         number = listening.getsockname()[1]
         if number != port:
-            print(f"Port {port} is in use; using port {number}.")
+            say(f"Port {port} is in use; using port {number}.")
         from fastclip.tools.search.index import Index  # slow to import, so after the port is checked
 
         with progress("encoding images", "images") as update:
@@ -69,18 +69,18 @@ def demo(
                 model, where.paths, pretrained, checkpoint, workers, update, where.columns, accepted
             )
         counts = f"{len(index.features.kept_b):,} images", f"{len(index.captions):,} captions"
-        print(" with ".join(counts), flush=True)
+        say(" with ".join(counts))
         with progress("encoding captions", "captions") as update:
             index.caption_features(update)
         if not is_loopback(host):
-            print("Anyone who can reach this machine can use the page; --host 127.0.0.1 prevents this.")
-        ready = partial(print, f"The demo is at {_address(host, number)} (press Ctrl-C to stop)", flush=True)
+            say("Anyone who can reach this machine can use the page; --host 127.0.0.1 prevents this.")
+        ready = partial(say, f"The demo is at {_address(host, number)} (press Ctrl-C to stop)")
         with suppress(KeyboardInterrupt), sigterm_as_ctrl_c(), temporary_folder() as folder:
             from fastclip.tools.demo.page import build_app  # gradio reads its settings when it is imported
 
             title = " · ".join([Path(model).expanduser().resolve().name, *counts])
             serve(build_app(index, title, folder, host), listening, ready)
-    print("\nThe demo has stopped.")
+    say("\nThe demo has stopped.")
 
 
 def _pairs_of_run(model: str) -> EvaluationPairs:

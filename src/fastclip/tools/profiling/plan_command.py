@@ -117,12 +117,12 @@ def _print(made: Plan, notes: list[str], as_json: bool) -> None:
     if as_json:
         print(dumps(as_dict(made, notes), indent=2))
         return
-    from fastclip.terminal import console
+    from fastclip.terminal import console, say
 
     for table in tables(made):
         console().print(table)
-        print()
-    print("\n".join(notes))
+        say()
+    say("\n".join(notes))
 
 
 def _node_counts(nodes: str) -> list[int]:

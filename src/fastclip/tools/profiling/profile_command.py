@@ -145,7 +145,7 @@ def _save_and_show(measured: dict, out: Path, as_json: bool) -> None:
 
 
 def _show(profiles: list[AlgorithmProfile], measured: dict, out: Path) -> None:
-    from fastclip.terminal import console
+    from fastclip.terminal import console, say
     from fastclip.tools.profiling.breakdown import as_table, rank_counts
 
     console().print(as_table(profiles))
@@ -162,7 +162,7 @@ def _show(profiles: list[AlgorithmProfile], measured: dict, out: Path) -> None:
     if not measured["machine"]["gpu"] and most * threads > cores:
         lines.append(f"! {most} ranks with {threads} threads each share {cores} cores.")
     lines += [f"! {note}" for note in measured["left_out"]]
-    print("\n".join(["", *lines, f"All numbers, a chart, and traces for ui.perfetto.dev: {out}"]))
+    say("\n".join(["", *lines, f"All numbers, a chart, and traces for ui.perfetto.dev: {out}"]))
 
 
 def _rank_counts(ranks: str) -> list[int]:

@@ -1,6 +1,7 @@
 """Fill page templates, and write pages and plots atomically.
 
-All values are escaped, and a name that a template uses but does not get is an error.
+All values are escaped, with control characters made visible; a name that a template uses but does not get is
+an error.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fastclip import __version__
 from fastclip.errors import OptionError
 from fastclip.files import temporary_path
 from fastclip.terminal import progress
+from fastclip.text import printable
 from fastclip.tools.report.curves import Curve
 from fastclip.tools.report.key_figures import percent
 from fastclip.tools.report.plots import draw, draw_png
@@ -36,6 +38,7 @@ def fill(template: str, **values: object) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # Markup is our own
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastclip.errors import InputError, OptionError, PathError
+from fastclip.terminal import say
 
 if TYPE_CHECKING:
     from fastclip.tools.report.output import Page
@@ -59,7 +60,7 @@ def report(
     out = (out or home / "report.html").expanduser()
     write(page.html, out)
     write_plots(page.curves, pictures_folder(out))
-    print(f"Report written to {out}")
+    say(f"Report written to {out}")
 
 
 def _about_several(folders: list[Path], studies: list[Path]) -> tuple[Page, Path]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from fastclip.errors import InputError, OptionError
-from fastclip.terminal import progress
+from fastclip.terminal import progress, say
+from fastclip.text import one_line
 
 
 def search(
@@ -68,5 +69,5 @@ def search(
         print(json_module.dumps({"matches": output, "sheet": str(sheet)}, indent=2))
         return
     for match in matches:
-        print(f"{match.score:6.3f}  {match.name}")
-    print(f"contact sheet: {sheet}")
+        say(f"{match.score:6.3f}  {one_line(match.name)}")
+    say(f"contact sheet: {sheet}")

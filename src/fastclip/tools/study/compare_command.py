@@ -12,7 +12,7 @@ import yaml
 
 from fastclip.config.renamed import current_name
 from fastclip.errors import InputError, OptionError
-from fastclip.terminal import console
+from fastclip.terminal import console, say
 from fastclip.tools.study.arms import parse_number
 from fastclip.tools.study.definition import (
     STUDY_FILE,
@@ -133,7 +133,7 @@ def _run(study: Study, out: Path, at_once: int | None, as_json: bool) -> None:
 
     print_study(out, as_json)
     if not as_json:
-        print(f"\nFor a page with curves: fastclip report {out}")
+        say(f"\nFor a page with curves: fastclip report {out}")
     if failed:
         raise RunsFailed(failed, out / "logs")
 
@@ -220,11 +220,11 @@ def _print_list(study: Study, out: Path, as_json: bool) -> None:
     console().print(as_table(Grid("", "", ["run", "state", "options"], 3, rows)))
     for run in runs:
         if run.error:
-            print(f"\n{run.name}: {run.error}")
+            say(f"\n{run.name}: {run.error}")
     count = Counter(run.state for run in runs)
     counts = [f"{count[state]} {state}" for state in ("done", "failed", "unfinished") if count[state]]
-    print(f"\n{len(runs)} runs: {', '.join(counts)}")
+    say(f"\n{len(runs)} runs: {', '.join(counts)}")
     try:
         check_study(study)
     except ValueError as error:  # a finished study can be listed without its data
-        print(f"Cannot be trained: {error}")
+        say(f"Cannot be trained: {error}")

@@ -45,7 +45,7 @@ def print_study(out: Path, json: bool = False) -> None:
         print(json_module.dumps(tables, indent=2))
         return
     for part in for_terminal(tables):
-        console().print(part, markup=False) if isinstance(part, str) else console().print(part)
+        console().print(part)
 
 
 def study_tables(state: StudyState, scores: Scores | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastclip.config.resolved import Resolved
+from fastclip.terminal import say
 from fastclip.tools.study.arms import Arm
 from fastclip.tools.study.check_study import check_study, option_arguments
 from fastclip.tools.study.definition import STUDY_FILE, Study, write_study
@@ -41,7 +42,7 @@ def run_study(
                 raise SystemExit(STOPPED) from None
     if jobs.stopped:
         names = ", ".join(jobs.stopped)
-        print(f"{names}: stopped and saved. Run the same command to continue.", file=sys.stderr)
+        say(f"{names}: stopped and saved. Run the same command to continue.", file=sys.stderr)
         raise SystemExit(STOPPED)
     return sorted(jobs.failed)  # the same order, whichever ended first
 
