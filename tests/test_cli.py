@@ -239,6 +239,12 @@ def test_an_error_of_ours_is_one_line_and_a_foreign_one_keeps_its_traceback(fail
         main(["verify", "runs/mine"])
 
 
+def test_a_name_in_an_error_has_no_control_characters(failing, capsys):
+    failing(ValueError("a\x1b[2J\u202e\udc80.tar is damaged\nRestore it."))
+    assert main(["verify", "runs/mine"]) == 1
+    assert capsys.readouterr().err == "fastclip verify: a\\x1b[2J\\u202e\\udc80.tar is damaged\nRestore it.\n"
+
+
 def test_torchrun_reports_the_traceback_of_a_foreign_error_only(failing, monkeypatch, tmp_path):
     report = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))

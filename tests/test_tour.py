@@ -1,6 +1,5 @@
 """`make demo`: the commands in order, what is printed, and resuming after an interruption."""
 
-import io
 from pathlib import Path
 
 import pytest
@@ -26,9 +25,7 @@ class _Index:
         return self
 
     def image(self, number):
-        data = io.BytesIO()
-        picture(number, (40, 40)).save(data, "png")
-        return data.getvalue()
+        return picture(number, (40, 40))
 
     def by_text(self, text, top):
         return [Match(number, f"{number}.png", 0.9 - number / 10) for number in range(top)]

@@ -37,6 +37,10 @@ def test_markup_in_text_is_escaped(draw):
     assert parsed.texts[0] == EVIL
 
 
+def test_control_characters_are_visible():
+    assert Reader(draw_note("a\x1b[2J\u202eb\udc80")).texts == [r"a\x1b[2J\u202eb\udc80"]
+
+
 def test_markup_in_captions_and_names_is_escaped():
     html = draw_cards([draw_card(b"", EVIL, f'"{EVIL}', 0.5)])
     parsed = Reader(html)

@@ -116,6 +116,12 @@ def test_text_from_the_run_is_never_markup(tmp_path):
 
 
 @pytest.mark.usefixtures("_quick_plots")
+def test_control_characters_are_visible(folder):
+    text = Tags(page_of(folder, None, why_no_examples="a\x1b[2J\u202eb")).text
+    assert r"a\x1b[2J\u202eb" in text
+
+
+@pytest.mark.usefixtures("_quick_plots")
 def test_a_reason_is_never_markup(folder):
     tags = Tags(page_of(folder, None, why_no_examples=EVIL))
     assert EVIL in tags.text
