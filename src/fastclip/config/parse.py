@@ -74,6 +74,9 @@ def parse(
     del values["config"]
     if values.pop("from", None) is not None:  # `run.start_from` has taken it
         raise UnknownOption("from", otherwise="Only `fastclip train` has it.")
+    for name, value in values.items():
+        if value is None and NoneType not in get_args(_type_of(name)):  # `epochs:` alone in a file
+            raise OptionError(name, "null", f"must be {_kind(_type_of(name))}")
     config = TrainConfig(**values)
     if config.out is None:
         config = replace(config, out=f"runs/{source.stem if source else 'train'}-{config.algorithm}")
@@ -97,7 +100,7 @@ with other values, as after a divergence, pass it as --from: weights, moments, e
 step are carried over.
 
 Exit codes: 0 training finished; 75 stopped by SIGTERM or Ctrl-C and saved, run it again to resume; 1 error,
-explained in one line."""
+explained in one line; --debug shows its traceback."""
 
 
 _FROM = (

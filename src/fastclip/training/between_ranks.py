@@ -1,14 +1,31 @@
-"""What ranks compute apart and must agree on: the means of a record, BatchNorm statistics, and τ."""
+"""What ranks must agree on: their settings, the means of a record, BatchNorm statistics, and τ."""
 
 from __future__ import annotations
 
+from platform import python_version_tuple
+
+import open_clip
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastclip import __version__
+from fastclip.config.resolved import Resolved, named_options
 from fastclip.distributed.world import World
 from fastclip.model import TwoTowers
 from fastclip.optim import Stepper
+
+
+def shared_settings(config: Resolved) -> dict[str, object]:
+    """What must be the same on every rank, except the data; `out` is last, as it follows the algorithm."""
+    options = named_options(config)
+    versions = {
+        "fastclip version": __version__,
+        "torch version": str(torch.__version__),
+        "open_clip version": open_clip.__version__,
+        "python version": ".".join(python_version_tuple()[:2]),
+    }
+    return versions | {name: value for name, value in options.items() if name != "out"} | {"out": config.out}
 
 
 def means_over_ranks(world: World, stats: dict[str, Tensor]) -> dict[str, float]:

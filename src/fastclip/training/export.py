@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastclip.errors import InputError, PathError
-from fastclip.files import atomic_folder
+from fastclip.files import atomic_folder, atomic_write
 from fastclip.finite import first_non_finite
 from fastclip.model import TwoTowers
 from fastclip.weights import CONFIG_FILE
@@ -69,7 +69,7 @@ def export(model: TwoTowers, folder: Path, *, tau: float | None, card: str = "")
 def write_model_config(model: TwoTowers, folder: Path) -> None:
     """Write the file from which open_clip and fastclip build the same model without its weights."""
     config = {"model_cfg": model.model_cfg, "preprocess_cfg": model.preprocess_cfg}
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    atomic_write(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
 @torch.no_grad()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from platform import python_version, python_version_tuple
+from platform import python_version
 
-import open_clip
 import torch
 
 from fastclip import __version__
-from fastclip.config.resolved import Resolved, named_options
+from fastclip.config.resolved import Resolved
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.agreement import require_same
 from fastclip.distributed.device import report_devices
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
 from fastclip.distributed.world import World
+from fastclip.errors import CommandError, PathError
 from fastclip.finite import first_non_finite
 from fastclip.model import TwoTowers
 from fastclip.run.checkpoint import CheckpointError, Checkpoints, load
@@ -33,7 +33,7 @@ from fastclip.run.folder import (
 from fastclip.run.lock import RunLock
 from fastclip.run.metrics_file import truncate_metrics
 from fastclip.run.open_folder import FolderGone, OtherRun, is_gone, open_folder, open_start
-from fastclip.training.between_ranks import agree_on_buffers, agree_on_tau, means_over_ranks
+from fastclip.training.between_ranks import agree_on_buffers, agree_on_tau, means_over_ranks, shared_settings
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.divergence import (
     MOST_SKIPPED,
@@ -68,7 +68,7 @@ def train(config: Resolved, world: World) -> Trainer:
 
     A new run starts from scratch, or from the checkpoint in `config.start`.
     """
-    require_same(world, _settings(config))  # before any other collective: ranks that differ could hang
+    require_same(world, shared_settings(config))  # before any other collective: ranks that differ could hang
     report_devices(world)
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
@@ -82,18 +82,6 @@ def train(config: Resolved, world: World) -> Trainer:
             trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
         trainer.run(newest, start)
     return trainer
-
-
-def _settings(config: Resolved) -> dict[str, object]:
-    """What must be the same on every rank, except the data; `out` is last, as it follows the algorithm."""
-    options = named_options(config)
-    versions = {
-        "fastclip version": __version__,
-        "torch version": str(torch.__version__),
-        "open_clip version": open_clip.__version__,
-        "python version": ".".join(python_version_tuple()[:2]),
-    }
-    return versions | {name: value for name, value in options.items() if name != "out"} | {"out": config.out}
 
 
 class Trainer:
@@ -154,6 +142,8 @@ class Trainer:
         if stopped is not None:
             raise stopped
         self._export(self.folder / MODEL)
+        if lost := self.world.agree(self.telemetry.lost()):
+            raise CommandError(lost)
 
     def _train(self) -> None:
         config, stopwatch = self.config, Stopwatch(self.elapsed, self.step)
@@ -341,13 +331,19 @@ class Trainer:
 
     def _write_settings(self, resumed: bool) -> None:
         """Write the files of a new run; drop records of steps that will be repeated."""
+        failed = None
         if self.world.is_main:
-            remove_leftovers(self.folder)
-            write_schema(self.folder)
-            write_config(self.config, self.folder)
-            write_model_config(self.train_step.towers, self.folder)
-            last = self.step if resumed else -1
-            truncate_metrics(self.folder / METRICS, last, last - 1 if self.evaluation_due else last)
+            try:
+                remove_leftovers(self.folder)
+                write_schema(self.folder)
+                write_config(self.config, self.folder)
+                write_model_config(self.train_step.towers, self.folder)
+                last = self.step if resumed else -1
+                truncate_metrics(self.folder / METRICS, last, last - 1 if self.evaluation_due else last)
+            except OSError as error:
+                failed = f"cannot be written: {error.strerror}. Free some space, or choose another --out."
+        if failed := self.world.agree(failed):
+            raise PathError(self.folder, failed)
 
     def _require_folder(self) -> None:
         """Raise on all ranks if the run's folder is gone: a save would make another without its settings."""
