@@ -4,13 +4,14 @@ import json
 import logging
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 
 import pytest
-from safetensors import SafetensorError
 import yaml
+from safetensors import SafetensorError
 
 from fastclip.cli import COMMANDS, main
 from fastclip.config.renamed import RENAMED, report_new_name

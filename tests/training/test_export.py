@@ -12,8 +12,8 @@ from math import log
 import open_clip
 import pytest
 import torch
-from safetensors import SafetensorError
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fastclip.errors import InputError, PathError
