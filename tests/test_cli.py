@@ -4,12 +4,14 @@ import json
 import logging
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 
 import pytest
 import yaml
+from safetensors import SafetensorError
 
 from fastclip.cli import COMMANDS, main
 from fastclip.config.renamed import RENAMED, report_new_name
@@ -262,3 +264,37 @@ def test_torchrun_reports_the_traceback_of_a_foreign_error_only(failing, monkeyp
     recorded = json.loads(report.read_text())["message"]
     assert recorded["message"] == "RuntimeError: CUDA error"
     assert "in verify" in recorded["extraInfo"]["py_callstack"]
+
+
+def test_missing_packages_and_wrong_content_are_one_line_and_debug_shows_the_traceback(failing, capsys):
+    for error, named in (
+        (ModuleNotFoundError("No module named 'gradio.themes'", name="gradio.themes"), "'fastclip[demo]'"),
+        (ModuleNotFoundError("No module named 'PIL'", name="PIL"), "pip install pillow"),
+        (KeyError("shards"), "KeyError: 'shards'"),
+        (TypeError("'int' object is not iterable"), "TypeError: 'int'"),
+        (AttributeError("'list' object has no attribute 'get'"), "AttributeError"),
+        (SafetensorError("header too large"), "SafetensorError: header too large"),
+        (MemoryError(), "MemoryError"),
+    ):
+        failing(error)
+        assert main(["verify", "runs/mine"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert named in line
+        for words in (["verify", "runs/mine", "--debug"], ["--debug", "verify", "runs/mine"]):
+            with pytest.raises(type(error)):
+                main(words)
+    failing(AssertionError("a bug"))
+    with pytest.raises(AssertionError):
+        main(["verify", "runs/mine"])
+    failing(ModuleNotFoundError("No module named 'fastclip.gone'", name="fastclip.gone"))
+    assert main(["verify", "runs/mine"]) == 1
+    assert "bug" in capsys.readouterr().err
+
+
+def test_debug_is_documented_and_not_passed_on(capsys):
+    for words in ([], ["verify", "--help"], ["train", "--help"]):
+        with suppress(SystemExit):
+            main(words)
+        assert "--debug" in capsys.readouterr().out
+    given = printed_options("verify", ["runs/mine", "--debug"], capsys)
+    assert "debug" not in given

@@ -92,12 +92,17 @@ COMMANDS = {
 
 
 _PRINT = "only print"
+_DEBUG = "--debug"  # of every command: it is removed before its options are parsed
+_DEBUG_HELP = f"{_DEBUG}: show the traceback of an error, not only its message."
+_EXTRAS = {"gradio": "demo", "resvg_py": "icons", "tensorboard": "tensorboard", "wandb": "wandb"}
+_ON_PYPI = {"open_clip": "open_clip_torch", "PIL": "pillow", "yaml": "pyyaml"}  # where names differ
+_OTHERS = {"SafetensorError"}  # by name: nothing of safetensors is imported here
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Find the command and run it; errors that a user can fix are printed in one line.
+    """Find the command and run it; an error is one line, see `_one_line`, or a traceback with --debug.
 
-    An unexpected RuntimeError keeps its traceback, which torchrun's report of a failed rank shows too.
+    What keeps its traceback is shown by torchrun's report of a failed rank too.
     """
     if "TORCHELASTIC_ERROR_FILE" not in os.environ:
         return _main(arguments)
@@ -108,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
+    debug, words = _DEBUG in words, [word for word in words if word != _DEBUG]
     if words[:1] == ["--version"]:
         print(f"fastclip {__version__}")
         return 0
@@ -125,17 +131,32 @@ def _main(arguments: list[str] | None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except (OSError, ValueError, RuntimeError, MemoryError) as error:
-        if _is_foreign(error):
+    except Exception as error:
+        line = _one_line(error)
+        if debug or line is None:
             raise
-        say(f"fastclip {name}: {error}", file=sys.stderr)
+        say(f"fastclip {name}: {line}", file=sys.stderr)
         return 1
     return 0
 
 
-def _is_foreign(error: BaseException) -> bool:
-    """Whether it is a RuntimeError of torch or another library, which says little without its traceback."""
-    return isinstance(error, RuntimeError) and not type(error).__module__.startswith("fastclip.")
+def _one_line(error: Exception) -> str | None:
+    """An error for users; None if it says little without its traceback.
+
+    Errors of ours, of the system, and packages that are missing are explained. What wrong content of a file
+    can raise is named with its type. RuntimeErrors of torch, failed assertions and the like are bugs.
+    """
+    kind = type(error)
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("fastclip"):
+        package = str(error.name).partition(".")[0]
+        wanted = f"'fastclip[{_EXTRAS[package]}]'" if package in _EXTRAS else _ON_PYPI.get(package, package)
+        return f"The package {package} is not installed. Run pip install {wanted}."
+    if isinstance(error, OSError | ValueError | MemoryError) or kind.__module__.startswith("fastclip."):
+        return str(error) or kind.__name__
+    if isinstance(error, ImportError | LookupError | TypeError | AttributeError) or kind.__name__ in _OTHERS:
+        text = f"{kind.__name__}: {error}".rstrip(".")
+        return f"{text}. This is a bug, or input that is not checked; {_DEBUG} shows where."
+    return None
 
 
 def call(name: str, words: list[str]) -> None:
@@ -197,6 +218,7 @@ class _Parser(ArgumentParser):
             prog=f"fastclip {name}",
             usage=f"fastclip {name}{' ' + shown if shown else ''} [--OPTION VALUE …]",
             description=text,
+            epilog=_DEBUG_HELP,
             formatter_class=_Help,
             allow_abbrev=False,
         )
@@ -331,4 +353,5 @@ def _overview(words: list[str]) -> int:
     print("fastclip: CLIP training with global contrastive losses\n\ncommands (each has its own --help):")
     for command in family or COMMANDS:
         print(f"  fastclip {command:12s} {COMMANDS[command].about}")
+    print(f"\nfor all commands:\n  {_DEBUG_HELP}")
     return 0 if known else 2

@@ -150,6 +150,23 @@ def _finish_replacing(folder: Path, part: Path, old: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
 
 
+def free_name(path: Path) -> Path:
+    """The path, or path-2, path-3, … if it exists."""
+    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
+    return next(name for name in names if not name.exists())
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder, renaming it first: one that is half deleted must not look complete."""
+    if not path.name.endswith(".old"):
+        old = path.with_name(path.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        sync(path.parent)
+        path = old
+    shutil.rmtree(path)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -162,8 +179,12 @@ def sync(path: Path) -> None:
 def atomic_write(path: Path, text: str) -> None:
     """Write a text file completely, or leave the previous one unchanged."""
     part = temporary_path(path)
-    part.write_text(text, encoding="utf-8", newline="\n")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8", newline="\n")
+        part.replace(path)
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
 
 
 def temporary_path(path: Path) -> Path:

@@ -53,3 +53,13 @@ def test_pairs_that_indexing_skipped_count(tmp_path):
         BadSampleLog(lossy, 0.1)
     assert (caught.value.reasons, caught.value.files) == ({"no caption": 1}, {lossy.files[0]: 1})
     assert BadSampleLog(lossy, 0.6).summary().startswith("1 pairs ")
+
+
+def test_the_summary_does_without_a_cache_that_was_deleted(tmp_path):
+    path = tmp_path / "pairs.tar"
+    write_tar(path, [("a.png", png(1)), ("a.txt", b"a"), ("b.png", png(2))])
+    manifest = open_manifest(str(path))
+    bad = BadSampleLog(manifest, 0.9)
+    expected = bad.summary().partition(" The worst files")[0]
+    manifest.folder.rename(tmp_path / "gone")
+    assert bad.summary().startswith(expected)

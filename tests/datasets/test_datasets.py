@@ -30,7 +30,7 @@ from fastclip.datasets import (
     scenes,
     tasks,
 )
-from fastclip.errors import OptionError
+from fastclip.errors import OptionError, PathError
 
 pytest.importorskip("resvg_py")
 
@@ -464,3 +464,11 @@ def test_complete_folder_that_lost_a_shard_is_rebuilt(tmp_path: Path) -> None:
     complete = tree(get("scenes", tmp_path, jobs=1, progress=False))
     (tmp_path / "train" / "00003.tar").unlink()
     assert tree(get("scenes", tmp_path, jobs=1, progress=False)) == complete
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", "null", '{"a": 1}', '{"name": "scenes", "shards": 3}'])
+def test_a_damaged_record_of_a_collection_is_named(tmp_path, content):
+    (tmp_path / "complete.json").write_text(content)
+    with pytest.raises(PathError) as caught:
+        get("scenes", tmp_path, progress=False)
+    assert caught.value.path == str(tmp_path / "complete.json")

@@ -21,7 +21,7 @@ from fastclip.errors import InputError, PathError
 from fastclip.objective.exchange import Exchange
 from fastclip.objective.sample_state import SampleState
 from fastclip.objective.saved_state import sharded
-from fastclip.run import checkpoint
+from fastclip.run import checkpoint, tensor_writer
 from fastclip.run.checkpoint import CheckpointError, Checkpoints, check, load, tensor_names
 from fastclip.run.folder import read_metadata
 from fastclip.run.state_file import DamagedCheckpoint
@@ -283,7 +283,7 @@ def test_a_kill_in_the_middle_of_a_file_leaves_the_previous_checkpoint(tmp_path,
         Path(file).write_bytes(bytes(100))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(checkpoint, "save_file", write_half)
+    monkeypatch.setattr(tensor_writer, "save_file", write_half)
     assert not _save_in_child(checkpoints, 2, die_at=-1)
     monkeypatch.undo()
     assert (tmp_path / "step-00000002.part" / "rank-00000.safetensors").stat().st_size == 100
@@ -366,7 +366,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_only_a_warning(tmp_path, monkeyp
 
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, small(1), {})
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
+    monkeypatch.setattr("shutil.rmtree", refuse)
     monkeypatch.setattr(Path, "rename", _refuse_old(Path.rename))
     with caplog.at_level(logging.WARNING):
         path = checkpoints.save(2, small(2), {"step": 2})

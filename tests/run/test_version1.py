@@ -50,6 +50,7 @@ def test_an_old_folder_resumes_to_the_same_numbers(folder):
     assert len(resumed) == len(expected)
     for one, other in zip(resumed, expected, strict=True):
         evaluation, expected_evaluation = one.pop("evaluation", {}), other.pop("evaluation", {})
+        one.pop("weight_norm", None)  # that version did not record it
         assert one == pytest.approx(other, rel=1e-4)  # rounding differs between processors
         assert evaluation == pytest.approx(expected_evaluation)
 

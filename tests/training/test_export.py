@@ -13,6 +13,7 @@ import open_clip
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fastclip.errors import InputError, PathError
@@ -250,3 +251,36 @@ def test_a_temperature_must_be_positive(tmp_path, tau):
         export(build("vit", tmp_path), tmp_path / "out", tau=tau)
     assert caught.value.argument == "tau"
     assert str(tau) in caught.value.problem
+
+
+@pytest.mark.parametrize(("value", "named"), [(float("nan"), "not finite, first of all"), (1e38, "features")])
+def test_a_model_that_is_not_finite_is_not_exported(tmp_path, value, named):
+    model = build("vit", tmp_path)
+    folder = export(model, tmp_path / "out", tau=0.5)
+    before = (folder / "open_clip_model.safetensors").read_bytes()
+    for parameter in model.clip.visual.parameters():
+        parameter.data.fill_(value)
+    with pytest.raises(export_module.NonFiniteModel) as caught:
+        export(model, folder, tau=0.5)
+    assert named in str(caught.value)
+    assert (folder / "open_clip_model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_the_error_of_a_full_disk_names_the_folder(tmp_path, monkeypatch, kind):
+    """As safetensors words it; and torch's writer, which replaces the error of the file by its own."""
+
+    def full(*_, **__):
+        if kind == "safetensors":
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 0")
+
+    place = (export_module, "save_file") if kind == "safetensors" else (export_module.torch, "save")
+    monkeypatch.setattr(*place, full)
+    with pytest.raises(export_module.NotWritten, match="No space left") as caught:
+        export(build("vit", tmp_path), tmp_path / "out", tau=0.5)
+    assert caught.value.path == str(tmp_path / "out")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]

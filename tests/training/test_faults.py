@@ -344,3 +344,18 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_is_not_disturbed(la
     assert [record["step"] for record in metrics(run) if "evaluation" not in record] == list(range(1, 13))
     assert "seed: 1\n" in (run / "config.yaml").read_text()
     assert not list(run.glob("running*"))
+
+
+# Folders that disappear
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_disappears_stops_on_all_ranks_and_names_it(lab, tmp_path):
+    run = lab.start(tmp_path / "run", 2, epochs=500, evaluate__pairs="null")
+    run.wait_for_step(2)
+    run.folder.rename(tmp_path / "elsewhere")
+    assert run.wait() == [1, 1], run.output()
+    last = run.output().splitlines()[-1]
+    assert last.startswith(f"fastclip train: {run.folder} was deleted or renamed"), run.output()
+    assert "Traceback" not in run.output()
+    assert not run.folder.exists()

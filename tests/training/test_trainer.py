@@ -4,25 +4,21 @@ import re
 import shutil
 from itertools import pairwise
 from math import cos, log, pi
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from fastclip.cli import main
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.datasets import get
 from fastclip.distributed.world import World
-from fastclip.optim import Stepper, build_optimizer, learning_rate
+from fastclip.optim import learning_rate
 from fastclip.run.folder import is_trained, read_metadata
 from fastclip.run.metrics_file import read_metrics
 from fastclip.run.state_file import read_state, write_state
 from fastclip.training.evaluator import Evaluator
-from fastclip.training.trainer import Trainer
 from fastclip.training.trainer import train as train_run
-from tests.ranks import run_ranks
 from tests.training.runs import Lab, final_state, metrics
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
@@ -161,7 +157,19 @@ def test_a_run_of_an_earlier_version_keeps_its_number_of_steps(lab, tmp_path, mo
 
 # metrics.jsonl.
 
-COMMON = ["step", "epoch", "samples", "loss", "tau", "grad_norm", "skipped", "lr", "bad", "time"]
+COMMON = [
+    "step",
+    "epoch",
+    "samples",
+    "loss",
+    "tau",
+    "grad_norm",
+    "skipped",
+    "weight_norm",
+    "lr",
+    "bad",
+    "time",
+]
 ROBUST = ["radius", "log_u_q05", "log_u_q50", "log_u_q95", "max_weight", "unvisited", "gamma", "tau_lr"]
 
 
@@ -345,27 +353,3 @@ def test_model_options_and_precisions_give_nearly_the_same_run(changed, toleranc
         tensor.dtype for name, tensor in final_state(train(**changed)).items() if name.startswith("model.")
     }
     assert kinds == {torch.float64 if changed.get("precision") == "float64" else torch.float32}
-
-
-# Several ranks
-
-
-def test_ranks_save_one_tau_with_one_optimizer_state():
-    """τ is outside DDP: were it different on another rank, a resumed run would not equal a continued one."""
-    expected = {"tau": 2.0, "step": 0.0, "exp_avg": 5.0, "exp_avg_sq": 0.0}
-    assert run_ranks(_tau_of_a_rank, 2) == [(expected, 0.0), (expected, 1.0)]  # weights are DDP's own
-
-
-def _tau_of_a_rank(rank, size):
-    tau, weight = nn.Parameter(torch.tensor(2.0 + rank)), nn.Parameter(torch.tensor([float(rank)]))
-    groups = [{"params": [tau], "lr": 0.1, "weight_decay": 0.0}]
-    optimizer = build_optimizer(
-        "adamw", [("weight", weight)], groups, lr=0.1, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-6
-    )
-    optimizer.state[tau]["exp_avg"].fill_(5.0 + rank)
-    trainer = object.__new__(Trainer)
-    trainer.world = World(rank, size, rank, torch.device("cpu"), None)
-    trainer.train_step = SimpleNamespace(stepper=Stepper(optimizer))
-    trainer._agree_on_tau()
-    state = {name: value.item() for name, value in optimizer.state[tau].items()}
-    return {"tau": tau.item(), **state}, weight.item()

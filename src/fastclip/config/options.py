@@ -265,6 +265,23 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """The checkpoint of another run that this one started from: `--from` sets it, and config.yaml has it."""
+
+    checkpoint: str | None = None
+    """Its path."""
+    step: int | None = None
+    """Its step."""
+    digest: str | None = None
+    """Of its tensors."""
+
+    def __post_init__(self) -> None:
+        given = [self.checkpoint, self.step, self.digest]
+        if any(value is None for value in given) and given != [None] * 3:
+            raise OptionError("start", given, "is written by --from", advice="Pass --from CHECKPOINT.")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """The run."""
 
@@ -297,6 +314,7 @@ class TrainConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    start: StartConfig = field(default_factory=StartConfig)
     algorithms: dict[str, LossOptions] = field(default_factory=dict)
     """Values per algorithm (in recipes)."""
     optimizers: dict[str, OptimOptions] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -50,11 +50,19 @@ def find_recipe(name: str) -> Path:
     raise OptionError("config", name, "must be an existing YAML file or the name of a recipe", advice=hint)
 
 
-def parse(words: list[str], prog: str = "fastclip train") -> TrainConfig:
-    """The config of a command line; `--help` prints the options and exits."""
+def parse(
+    words: list[str], prog: str = "fastclip train", defaults: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """The config of a command line; `--help` prints the options and exits.
+
+    Args:
+        defaults: as in a config.yaml, which files and options override.
+    """
     parser = _parser(prog)
     words, source = _configs_first(words, _options(parser))
     words = _with_share(words)
+    if defaults is not None:
+        words = [f"--config={yaml.safe_dump(with_current_names(defaults))}", *words]
     try:
         parsed = parser.parse_args(words)
         for name in (*SECTIONS, _PATCH_DROPOUT):
@@ -64,6 +72,11 @@ def parse(words: list[str], prog: str = "fastclip train") -> TrainConfig:
     except ArgumentError as error:
         raise _readable(str(error), parser) from None
     del values["config"]
+    if values.pop("from", None) is not None:  # `run.start_from` has taken it
+        raise UnknownOption("from", otherwise="Only `fastclip train` has it.")
+    for name, value in values.items():
+        if value is None and NoneType not in get_args(_type_of(name)):  # `epochs:` alone in a file
+            raise OptionError(name, "null", f"must be {_kind(_type_of(name))}")
     config = TrainConfig(**values)
     if config.out is None:
         config = replace(config, out=f"runs/{source.stem if source else 'train'}-{config.algorithm}")
@@ -77,14 +90,23 @@ Train a CLIP model with a global contrastive loss.
   fastclip train --config emoji --algorithm fastclip-v1   another algorithm, with the recipe's values for it
   fastclip train --config cc3m-medium --data.train 'shards/*.tar' --out runs/mine
   torchrun --nproc-per-node 8 -m fastclip train --config cc12m-large --data.train 'shards/*.tar'
+  fastclip train --from runs/mine/checkpoints/step-00001200 --optim.lr 5e-4 --out runs/mine-2
 
 Recipes: RECIPES.
 Options override files, and later files override earlier ones. Files use the same names as options.
 The run's folder holds config.yaml (train from it to repeat the run), metrics.jsonl, checkpoints and the
-exported model. Run the same command again to resume from the newest checkpoint.
+exported model. Run the same command again to resume from the newest checkpoint. To go on from a checkpoint
+with other values, as after a divergence, pass it as --from: weights, moments, estimators, temperature and
+step are carried over.
 
 Exit codes: 0 training finished; 75 stopped by SIGTERM or Ctrl-C and saved, run it again to resume; 1 error,
-explained in one line."""
+explained in one line; --debug shows its traceback."""
+
+
+_FROM = (
+    "start a new run, in a new --out, from this checkpoint of another run (or from the newest trusted one of "
+    "the run in this folder), whose options are the defaults"
+)
 
 
 class _Help(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -97,7 +119,8 @@ class _Help(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
     def _format_action(self, action: Action) -> str:
         section = action.dest.removesuffix(".help")
-        return "" if section in SECTIONS or section in TABLES else super()._format_action(action)
+        hidden = section in SECTIONS or section in TABLES or section.startswith("start.")
+        return "" if hidden else super()._format_action(action)
 
 
 @cache
@@ -111,6 +134,7 @@ def _parser(prog: str) -> ArgumentParser:
         formatter_class=_Help,
     )
     parser.add_argument("--config", action=ActionConfigFile, help="a recipe's name, or a YAML file")
+    parser.add_argument("--from", metavar="CHECKPOINT", default=SUPPRESS, help=_FROM)
     parser.add_class_arguments(TrainConfig)
     for action in parser._actions:
         if "--print_config" in action.option_strings:

@@ -17,6 +17,7 @@ from fastclip.config.options import (
     LogConfig,
     ModelConfig,
     OptimOptions,
+    StartConfig,
     TrainConfig,
     as_dict,
     from_dict,
@@ -66,6 +67,7 @@ class Resolved:
     evaluate: EvaluateConfig
     checkpoint: CheckpointConfig
     log: LogConfig
+    start: StartConfig
     written: dict
     """The content of config.yaml: plain values that resolve to the same run again."""
 
@@ -112,6 +114,7 @@ def resolve(config: TrainConfig) -> Resolved:
         config.evaluate,
         config.checkpoint,
         config.log,
+        config.start,
         as_dict(whole),
     )
 
@@ -130,7 +133,7 @@ _FREE = ("out", "deterministic", "device", "resume", "timeout", "log", "checkpoi
          "batch.micro", "algorithms", "optimizers", "data.train", "data.image_column", "data.caption_column",
          "data.formats", "data.keep_decoded", "data.workers", "data.max_bad", "data.timeout",
          "model.pretrained", "model.compile", "model.channels_last", "model.gradient_checkpointing",
-         "model.text_padding")  # fmt: skip
+         "model.text_padding", "start.checkpoint")  # fmt: skip
 
 
 class Difference(NamedTuple):

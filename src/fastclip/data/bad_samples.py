@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from fastclip.checked_files import DamagedFile
 from fastclip.data.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -78,9 +79,12 @@ class BadSampleLog:
         reasons, files = Counter(sample.reason for sample in self.samples.values()), Counter[str]()
         for sample in self.samples:
             files[self.manifest.files[self.manifest.place(sample).file]] += 1
-        for problem in self.manifest.problems():
-            reasons[problem.reason] += problem.pairs
-            files[problem.file] += problem.pairs
+        try:
+            for problem in self.manifest.problems():
+                reasons[problem.reason] += problem.pairs
+                files[problem.file] += problem.pairs
+        except DamagedFile:  # the cache was deleted while the run trained: what is known without it
+            reasons.update(self.manifest.problem_counts)
         return reasons, files
 
     def _check(self) -> None:

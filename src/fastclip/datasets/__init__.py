@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from importlib import import_module
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from fastclip.config.collections import COLLECTIONS
 from fastclip.datasets.iconify import DataUnavailable
-from fastclip.datasets.resumable_build import RECORDS, Record, finish, read_plan
+from fastclip.datasets.resumable_build import RECORDS, Record, finish, read_plan, read_record
 from fastclip.errors import OptionError, PathError
 from fastclip.files import atomic_write, build_lock, cores
 
@@ -60,7 +59,7 @@ def _complete(out: Path, name: str) -> Record | None:
         if started != name:
             raise FolderInUse(out, f"has a part of {started!r}, not of {name!r}. Choose another --out.")
         return None
-    summary: Record = json.loads(marker.read_text(encoding="utf-8"))
+    summary = read_record(marker, name=str, pairs=int, shards=dict, tasks=dict)
     if summary["name"] != name:
         raise FolderInUse(out, f"has {summary['name']!r}, not {name!r}. Choose another --out.")
     parts = [*(out / "train" / s for s in summary["shards"]), *(out / "tasks" / t for t in summary["tasks"])]

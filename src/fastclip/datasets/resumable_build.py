@@ -22,13 +22,14 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from fastclip.errors import CommandError
+from fastclip.errors import CommandError, PathError
 from fastclip.files import atomic_write, temporary_path
 from fastclip.terminal import progress as progress_bar
 
 log = logging.getLogger(__name__)
 
 RECORDS = ".records"
+_REBUILD = "Delete it, and run the same command again: what is there is built again as far as needed."
 Record = dict[str, Any]
 
 
@@ -61,7 +62,21 @@ def begin(out: Path, plan: Record) -> None:
 
 def read_plan(out: Path) -> Record | None:
     path = out / RECORDS / "plan.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_record(path) if path.exists() else None
+
+
+def read_record(path: Path, **kinds: type) -> Record:
+    """A JSON file of this folder; PathError if it is damaged, or lacks a value of one of these types."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise PathError(path, f"is damaged ({error}). {_REBUILD}") from None
+    if not isinstance(record, dict):
+        raise PathError(path, f"is damaged: it is not a table. {_REBUILD}")
+    for name, kind in kinds.items():
+        if not isinstance(record.get(name), kind):
+            raise PathError(path, f"is damaged: {name} is {record.get(name)!r}. {_REBUILD}")
+    return record
 
 
 def finish(out: Path, summary: Record) -> None:
@@ -83,7 +98,7 @@ def run(jobs: Sequence[Job], out: Path, *, processes: int, progress: bool, label
     with progress_bar(label, "images") if progress else nullcontext(lambda done, total: None) as update:
         run_all = _run_here if processes == 1 or len(todo) < 2 else _run_in_pool
         run_all(todo, min(processes, len(todo)), lambda made: update(before + made, total))
-    return [json.loads(path.read_text()) for path in paths]
+    return [read_record(path) for path in paths]
 
 
 def tick() -> None:

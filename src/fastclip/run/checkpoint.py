@@ -19,46 +19,40 @@ import json
 import logging
 import os
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from socket import gethostname
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
-from xxhash import xxh3_128_hexdigest
 
 from fastclip.distributed.world import broadcast_object, gather_objects
 from fastclip.errors import InputError, PathError
-from fastclip.files import sync
+from fastclip.files import free_name, remove_folder, sync
+from fastclip.run.check_files import check, find_damage, raise_first, share_of_files
 from fastclip.run.folder import complete_checkpoints
 from fastclip.run.state_file import (
     DamagedCheckpoint,
     amend_state,
-    check_digest,
     check_size,
     read_state,
     tensor_files,
     write_state,
 )
+from fastclip.run.suspect import newest_trusted
+from fastclip.run.tensor_writer import OFFSETS, TensorWriter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _LEFTOVER = re.compile(r"step-\d{8,}(\.part|\.old)+")  # left behind by a killed run
-_OFFSETS = "DCP_SHARDING_INFO"  # where torch's reader expects a shard's offset in the full tensor
 
 
 class CheckpointError(RuntimeError):
@@ -79,7 +73,8 @@ class Checkpoints:
 
     Args:
         folder: RUN/checkpoints; created by the first save.
-        keep: number of newest checkpoints to keep. The best and the last saved one are always kept.
+        keep: number of newest checkpoints to keep. The best, the last saved one and the newest that is not
+            suspect are always kept.
     """
 
     def __init__(self, folder: Path, keep: int = 2):
@@ -158,6 +153,14 @@ class Checkpoints:
         """Point `best` at this step's checkpoint, which is then never deleted."""
         _on_first(lambda: self._mark_best(step), step)
 
+    def mark_suspect(self, after: int, reason: str) -> None:
+        """Mark the checkpoints that were saved after this step; see `suspect`."""
+        _on_first(lambda: self._mark_suspect(after, reason))
+
+    def newest_trusted(self) -> Path | None:
+        """The complete checkpoint with the highest step that is not suspect; see `suspect`."""
+        return _on_first(lambda: newest_trusted(self.folder))
+
     @property
     def best(self) -> Path | None:
         """The checkpoint that was marked as best."""
@@ -172,7 +175,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clean_up()
         if path.exists():
-            _remove(path)
+            remove_folder(path)
         part.mkdir()
         return True
 
@@ -207,7 +210,7 @@ class Checkpoints:
             return
         for path in self._complete():
             if int(path.name.removeprefix("step-")) > step:
-                path.rename(_free_name(path.with_name(path.name + ".damaged")))
+                path.rename(free_name(path.with_name(path.name + ".damaged")))
         complete = {int(path.name.removeprefix("step-")): path for path in self._complete()}
         links = {"last": complete.get(step), "best": complete.get(-1 if best is None else best)}
         for name, target in links.items():
@@ -227,11 +230,17 @@ class Checkpoints:
         self._link("best", path)
         self._prune()  # the previous best
 
+    def _mark_suspect(self, after: int, reason: str) -> None:
+        for path in self._complete():
+            if int(path.name.removeprefix("step-")) > after:
+                amend_state(path, {"suspect": reason})
+
     def _prune(self) -> None:
-        linked = (self._target("last"), self._target("best"))
-        for old in self._complete()[: -self.keep]:
-            if old not in linked:
-                _try_to_remove(old)
+        old = self._complete()[: -self.keep]
+        needed = (self._target("last"), self._target("best"), newest_trusted(self.folder) if old else None)
+        for path in old:
+            if path not in needed:
+                _try_to_remove(path)
 
     def _link(self, name: str, target: Path) -> None:
         new = self.folder / f"{name}.new"
@@ -253,25 +262,17 @@ def tensor_names(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (value.size, value.properties.dtype) for name, value in saved.items()}  # type: ignore[union-attr]
 
 
-def check(path: Path) -> None:
-    """Compare every file of a checkpoint with its digest; DamagedCheckpoint on every rank if one differs.
-
-    Every machine reads every file once: its ranks share the work.
-    """
-    _raise_first(gather_objects(_find_damage(Path(path), _share())))
-
-
 def load(path: Path, tensors: dict[str, Tensor]) -> None:
     """Fill these tensors in place: plain ones with the full value, DTensors with this rank's shard.
 
     The checkpoint may hold more tensors. PathError on every rank if it does not fit or, as DamagedCheckpoint,
     if it is damaged; the tensors' values are then undefined. Digests are computed while tensors are read.
     """
-    path, share = Path(path), _share()
+    path, share = Path(path), share_of_files()
     with ThreadPoolExecutor(1) as pool:
-        damage = pool.submit(_find_damage, path, share)
+        damage = pool.submit(find_damage, path, share)
         failed = _try_to_load(path, tensors)
-    _raise_first(gather_objects(damage.result()))  # the cause of any other error
+    raise_first(gather_objects(damage.result()))  # the cause of any other error
     if failed is not None:
         raise failed
 
@@ -294,85 +295,9 @@ def _try_to_load(path: Path, tensors: dict[str, Tensor]) -> PathError | None:
     return None
 
 
-def _find_damage(path: Path, share: tuple[int, int]) -> DamagedCheckpoint | None:
-    """Check state.json and this rank's share of the files."""
-    place, ranks = share
-    try:
-        state = read_state(path)
-        for name in tensor_files(path, state)[place::ranks]:
-            check_digest(path, name, state)
-    except DamagedCheckpoint as error:
-        return error
-    return None
-
-
-def _share() -> tuple[int, int]:
-    """This rank's place among the ranks on its machine, and their number."""
-    machines = gather_objects(gethostname())
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    return machines[:rank].count(machines[rank]), machines.count(machines[rank])
-
-
-def _raise_first(errors: list[DamagedCheckpoint | None]) -> None:
-    """Raise the error of the first rank that has one."""
-    for error in errors:
-        if error is not None:
-            raise error
-
-
-class _Writer(dcp.HuggingFaceStorageWriter):
-    """Write the same files as torch's writer, with safetensors' own function.
-
-    Torch's writer holds two more copies of everything in memory, takes several times as long as the disk
-    needs, and cannot write tensors that are not contiguous or share memory (tied weights).
-    """
-
-    def __init__(self, path: Path):
-        super().__init__(str(path), save_distributed=True)
-        self.folder = path
-        self.files: dict[str, tuple[int, str]] = {}  # size and digest; on rank 0, once all ranks have written
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        tensors: dict[str, Tensor] = {}
-        offsets: dict[str, dict] = {}
-        memory: set[int] = set()
-        for item in plan.items:
-            name = item.index.fqn
-            if item.tensor_data is None:
-                raise TypeError(f"{name} is not a tensor; pass it in the metadata")
-            tensor = planner.resolve_data(item).detach().cpu().contiguous()  # type: ignore[union-attr]
-            shared = tensor.untyped_storage().data_ptr() in memory
-            tensors[name] = tensor.clone() if shared else tensor
-            memory.add(tensors[name].untyped_storage().data_ptr())
-            offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
-        size, digest, file = 0, "", self.folder / f"rank-{self.rank:05d}.safetensors"
-        if tensors:
-            file.touch()
-            mode = file.stat().st_mode
-            save_file(tensors, file, {_OFFSETS: json.dumps(offsets), "format": "pt"})
-            file.chmod(mode)  # safetensors ignores the umask and makes files private to their owner
-            with ThreadPoolExecutor(1) as pool:  # while the disk is busy
-                computing = pool.submit(_digest_of_written, file)
-                sync(file)
-            size, digest = file.stat().st_size, computing.result()
-        written: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        stored = file.name, (size, digest)
-        written.set_result([WriteResult(item.index, size, stored) for item in plan.items])
-        return written
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        self.files = dict(result.storage_data for of_rank in results for result in of_rank)
-
-
-def _digest_of_written(file: Path) -> str:
-    """`files.file_digest` of a file that is still in memory: twice as fast, as nothing is copied."""
-    with open(file, "rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as pages:
-        return xxh3_128_hexdigest(pages)
-
-
 def _write(part: Path, tensors: dict[str, Tensor]) -> dict[str, tuple[int, str]]:
     """Write the tensors; on rank 0, return the size and digest of every rank's file."""
-    writer = _Writer(part)
+    writer = TensorWriter(part)
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         with _no_warning_of_one_process():
@@ -389,7 +314,7 @@ def _read_headers(path: Path) -> Metadata:
         check_size(path, name, state)
         try:
             with safe_open(path / name, "pt") as file:
-                _check_offsets(json.loads(file.metadata()[_OFFSETS]), file)
+                _check_offsets(json.loads(file.metadata()[OFFSETS]), file)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise DamagedCheckpoint(path / name, f"its header cannot be read ({error})") from error
     try:
@@ -456,25 +381,8 @@ def _reasons(error: CheckpointException) -> str:
     return "; ".join(f"rank {rank}: {_reason(cause)}" for rank, (cause, _) in error.failures.items())
 
 
-def _free_name(path: Path) -> Path:
-    """The path, or path-2, path-3, … if it exists."""
-    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
-    return next(name for name in names if not name.exists())
-
-
-def _remove(path: Path) -> None:
-    """Delete a folder, renaming it first: one that is half deleted must not look complete."""
-    if not path.name.endswith(".old"):
-        old = path.with_name(path.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-        sync(path.parent)
-        path = old
-    shutil.rmtree(path)
-
-
 def _try_to_remove(path: Path) -> None:
     try:
-        _remove(path)
+        remove_folder(path)
     except OSError as error:
         log.warning("%s could not be deleted (%s). Delete it by hand.", path, error)

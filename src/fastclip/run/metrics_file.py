@@ -81,15 +81,30 @@ def truncate_metrics(path: Path, step: int, evaluated: int | None = None) -> Non
 
     if not path.exists():
         return
-    lines = JsonLines(path)
-    kept = [lines.raw[number - 1] for number, record in lines if stays(record)]
+    lines, kept = JsonLines(path), []
+    for number, record in lines:
+        if not _is_record(record):
+            lines.skipped.append(number)
+        elif stays(record):
+            kept.append(lines.raw[number - 1])
     _warn_of_skipped(lines)
     part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        file.write(b"".join(line + b"\n" for line in kept))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(part, "wb") as file:
+            file.write(b"".join(line + b"\n" for line in kept))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
     part.replace(path)
+
+
+def _is_record(record: dict) -> bool:
+    """Whether the step and the scores of a record, if it has them, are numbers."""
+    scores = record.get("evaluation", {})
+    values = [*scores.values(), record.get("step", 0)] if isinstance(scores, dict) else [None, "not scores"]
+    return all(value is None or isinstance(value, int | float) for value in values)
 
 
 class MetricsFile:
@@ -112,13 +127,24 @@ class MetricsFile:
         except OSError as error:
             if not self._warned:
                 log.warning(
-                    "%s cannot be written: %s. Training continues, and the records will be retried.",
+                    "%s cannot be written: %s. Free some space: training continues, and the records will be "
+                    "retried.",
                     self.path,
                     error.strerror,
                 )
             self._warned = True
         else:
             self._unwritten, self._warned = [], False
+
+    def lost(self) -> str | None:
+        """What to say about records that could not be written by the end of the run; None: all were."""
+        if not self._unwritten:
+            return None
+        many = len(self._unwritten)
+        return (
+            f"{self.path} could not be written to the end: {many:,} record{'s are' if many > 1 else ' is'} "
+            "missing. Checkpoints and the model are complete. Free some space before the next run."
+        )
 
     def _append(self, data: bytes) -> None:
         """Append all or nothing: half a line would corrupt the next one too."""

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf, log
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fastclip.errors import InputError, PathError
-from fastclip.files import atomic_folder
+from fastclip.files import atomic_folder, atomic_write
+from fastclip.finite import first_non_finite
 from fastclip.model import TwoTowers
 from fastclip.weights import CONFIG_FILE
 
 SAFETENSORS_FILE = "open_clip_model.safetensors"
 TORCH_FILE = "open_clip_model.pt"
 CARD_FILE = "README.md"
+
+
+class NonFiniteModel(InputError):
+    """A model whose weights, or whose features, are not finite: it is worth nothing, and never exported."""
+
+
+class NotWritten(PathError, OSError):
+    """An export that the disk refused."""
 
 
 class NotReplaceable(PathError, FileExistsError):
@@ -37,25 +49,73 @@ def export(model: TwoTowers, folder: Path, *, tau: float | None, card: str = "")
     """
     if tau is not None and not 0 < tau < inf:
         raise InputError("tau", f"must be positive and finite, not {tau}.")
+    state = _plain_state(model, tau)
+    _require_finite(model, state)
     folder = folder.expanduser().resolve()
-    with atomic_folder(folder) as part:
+    with _explained(folder), atomic_folder(folder) as part:
         write_model_config(model, part)
         if model.model_cfg["text_cfg"].get("hf_tokenizer_name"):  # open_clip expects its files here
             model.tokenizer().save_pretrained(part)
         _check_replaceable(folder, {path.name for path in part.iterdir()})
         if card:
             (part / CARD_FILE).write_text(card, encoding="utf-8")
-        state = _plain_state(model, tau)
         save_file(state, part / SAFETENSORS_FILE, metadata={"format": "pt"})
         shutil.copymode(part / CONFIG_FILE, part / SAFETENSORS_FILE)  # safetensors makes it private
-        torch.save({"state_dict": state}, part / TORCH_FILE)
+        with open(part / TORCH_FILE, "wb") as file:  # torch's own writer does not say why it failed
+            torch.save({"state_dict": state}, file)
     return folder
 
 
 def write_model_config(model: TwoTowers, folder: Path) -> None:
     """Write the file from which open_clip and fastclip build the same model without its weights."""
     config = {"model_cfg": model.model_cfg, "preprocess_cfg": model.preprocess_cfg}
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    atomic_write(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+
+
+@torch.no_grad()
+def _require_finite(model: TwoTowers, state: dict[str, Tensor]) -> None:
+    """Raise if a weight is not finite, or the features of a blank image and an empty text are not."""
+    if name := first_non_finite(state):
+        raise NonFiniteModel("model", f"has weights that are not finite, first of all {name}: not exported.")
+    clip, side, training = model.clip, model.image_size, model.training
+    image = torch.zeros(1, 3, side, side, device=clip.logit_scale.device, dtype=clip.logit_scale.dtype)
+    tokens = torch.ones(1, model.context_length, dtype=torch.int64, device=image.device)
+    model.eval()
+    features = {"image": clip.encode_image(image), "text": clip.encode_text(tokens)}
+    model.train(training)
+    if name := first_non_finite(features):
+        problem = f"has weights so large that {name} features are not finite: not exported."
+        raise NonFiniteModel("model", problem)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Name the folder in the error of a full or failing disk, which torch and safetensors do not."""
+    try:
+        yield
+    except PathError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = _disk_error(error)
+        if reason is None:
+            raise
+        raise NotWritten(
+            folder,
+            f"could not be written: {reason}. Nothing incomplete was left there. Free some space, or make it "
+            "writable, and run the same command again.",
+        ) from error
+
+
+def _disk_error(error: BaseException) -> str | None:
+    """The system's reason, also of an error that torch replaced by its own; None if there is none."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno is not None:
+            return found.strerror
+        if isinstance(found, SafetensorError):
+            return str(found)
+        found = found.__cause__ or found.__context__
+    return None
 
 
 def _check_replaceable(folder: Path, written: set[str]) -> None:

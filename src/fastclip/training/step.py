@@ -250,7 +250,7 @@ class TrainStep:
         load_optimizer_tensors(
             self.stepper.optimizer, self._names, named("optimizer."), metadata["optimizer"]
         )
-        if self.stepper.scaler is not None:
+        if self.stepper.scaler is not None and metadata["scaler"] is not None:  # None: float16 is new
             self.stepper.scaler.load_state_dict(metadata["scaler"])
 
     def _whole(self, step: int, inputs: Inputs, begun: BegunStep) -> LossOutput:

@@ -26,9 +26,12 @@ class StepStats:
         self.values.copy_(torch.stack([*counts, torch.maximum(longest, streak)]))
 
     def summary(self) -> dict[str, Tensor]:
-        """`loss` is the mean since the last record, without skipped steps; `skipped` is of the whole run."""
-        total, steps, skipped, _, longest = self.values.unbind()
-        return {"loss": total / steps, "skipped": skipped, "longest_skipped": longest}
+        """`loss` is the mean since the last record, without skipped steps; `skipped` is of the whole run.
+
+        `skipped_now` counts consecutive ones up to this step, `longest_skipped` the most since a record.
+        """
+        total, steps, skipped, streak, longest = self.values.unbind()
+        return {"loss": total / steps, "skipped": skipped, "skipped_now": streak, "longest_skipped": longest}
 
     def start_new_record(self) -> None:
         """Reset the loss and the longest streak; a streak that is still running continues."""

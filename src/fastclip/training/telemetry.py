@@ -84,6 +84,10 @@ class Telemetry:
         """Print a line above the live display."""
         self._display.message(text)
 
+    def lost(self) -> str | None:
+        """What to say about records that could not be written; None if all were."""
+        return self._metrics.lost()
+
     def __enter__(self) -> Telemetry:
         return self
 
@@ -118,6 +122,7 @@ class NullTelemetry:
     def log(self, record: dict) -> None: ...
     def evaluated(self, record: dict) -> None: ...
     def message(self, text: str) -> None: ...
+    def lost(self) -> None: ...
 
     def __enter__(self) -> NullTelemetry:
         return self

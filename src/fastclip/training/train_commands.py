@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from fastclip.config.options import TrainConfig
 
 from fastclip.terminal import say
 
 
 def train(train_options: list[str]) -> None:
     """Parse the options, join the other ranks, train. A run that is stopped and saved exits with code 75."""
-    from fastclip.config.parse import parse
     from fastclip.config.resolved import resolve
 
-    config = resolve(parse(train_options))  # before torch is imported: errors surface immediately
+    config = resolve(_parse(train_options))  # before torch is imported: errors surface immediately
     from fastclip.distributed.interrupts import STOPPED_CLEANLY, StoppedCleanly
     from fastclip.distributed.world import join_world, silence_other_ranks
     from fastclip.training.trainer import train as train_run
@@ -29,6 +31,16 @@ def train(train_options: list[str]) -> None:
         raise SystemExit(STOPPED_CLEANLY) from None
 
 
+def _parse(words: list[str]) -> TrainConfig:
+    if any(word.partition("=")[0] == "--from" for word in words):
+        from fastclip.run.start_from import parse_from
+
+        return parse_from(words)
+    from fastclip.config.parse import parse
+
+    return parse(words)
+
+
 def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -> None:
     """Export a run's model to a folder that open_clip loads: create_model_and_transforms("local-dir:OUT").
 
@@ -40,11 +52,21 @@ def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -
         out: the folder to write; an earlier export there is replaced.
         checkpoint: the last one, or the best by evaluate.best.
     """
-    from fastclip.run.folder import find_checkpoint
+    from fastclip.config.resolved import resolve_again
+    from fastclip.errors import PathError
+    from fastclip.run.folder import find_checkpoint, read_metadata
     from fastclip.run.load import load_model
+    from fastclip.training.divergence import advice
+    from fastclip.training.export import NonFiniteModel
     from fastclip.training.export import export as write
     from fastclip.training.model_card import model_card
 
     model, tau = load_model(run, checkpoint)
-    folder = write(model, out, tau=tau, card=model_card(run, find_checkpoint(run, checkpoint), model, tau))
+    path = find_checkpoint(run, checkpoint)
+    try:
+        folder = write(model, out, tau=tau, card=model_card(run, path, model, tau))
+    except NonFiniteModel as error:
+        raise PathError(
+            path, f": the {error} {advice(run, resolve_again(read_metadata(path)['config']))}"
+        ) from None
     say(f'Exported to {folder}. Load it with open_clip.create_model_and_transforms("local-dir:{folder}").')

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from platform import python_version, python_version_tuple
+from platform import python_version
 
-import open_clip
 import torch
-import torch.distributed as dist
 
 from fastclip import __version__
-from fastclip.config.resolved import Difference, Resolved, differences, named_options, resolve_again
+from fastclip.config.resolved import Resolved
 from fastclip.data.loader import PairLoader
 from fastclip.distributed.agreement import require_same
 from fastclip.distributed.device import report_devices
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
 from fastclip.distributed.world import World
-from fastclip.errors import PathError
+from fastclip.errors import CommandError, PathError
+from fastclip.finite import first_non_finite
 from fastclip.model import TwoTowers
-from fastclip.run.checkpoint import CheckpointError, Checkpoints, check, load
+from fastclip.run.checkpoint import CheckpointError, Checkpoints, load
 from fastclip.run.folder import (
     CHECKPOINTS,
     METRICS,
     MODEL,
-    check_schema,
     read_metadata,
     remove_leftovers,
     total_steps,
@@ -35,9 +32,21 @@ from fastclip.run.folder import (
 )
 from fastclip.run.lock import RunLock
 from fastclip.run.metrics_file import truncate_metrics
+from fastclip.run.open_folder import FolderGone, OtherRun, is_gone, open_folder, open_start
+from fastclip.training.between_ranks import agree_on_buffers, agree_on_tau, means_over_ranks, shared_settings
 from fastclip.training.build import build_step, build_towers
+from fastclip.training.divergence import (
+    MOST_SKIPPED,
+    Diverged,
+    History,
+    advice,
+    broken_weights,
+    diverged,
+    report_change,
+    weight_norm,
+)
 from fastclip.training.evaluator import EvaluationStopped, Evaluator, open_evaluator
-from fastclip.training.export import export, write_model_config
+from fastclip.training.export import NonFiniteModel, export, write_model_config
 from fastclip.training.micro_batch import conditions, found_before
 from fastclip.training.model_card import model_card
 from fastclip.training.out_of_memory import (
@@ -52,100 +61,31 @@ from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
 from fastclip.training.training_pairs import TrainingPairs, open_training_pairs
 
 log = logging.getLogger(__name__)
-MOST_SKIPPED = 10  # consecutive steps with a non-finite loss or gradient that end the run
-
-
-class Diverged(RuntimeError):
-    """Too many consecutive steps had a non-finite loss or gradient.
-
-    Args:
-        step: the last of them.
-        skipped: their number.
-    """
-
-    def __init__(self, step: int, skipped: int):
-        super().__init__(
-            f"{skipped} consecutive steps up to step {step} had a non-finite loss or gradient and were "
-            "skipped; the weights have not changed since. Try a lower --optim.lr, a longer --optim.warmup, "
-            "--optim.clip 1.0, or --precision bfloat16 instead of float16."
-        )
-        self.step, self.skipped = step, skipped
-
-
-class OtherRun(PathError):
-    """The folder holds a run with other settings or data, which this config cannot resume.
-
-    Args:
-        differences: the settings that differ.
-    """
-
-    def __init__(self, path: Path, problem: str, differences: Sequence[Difference] = ()):
-        super().__init__(path, problem)
-        self.differences = differences
 
 
 def train(config: Resolved, world: World) -> Trainer:
-    """Train to the end, from the newest checkpoint if there is one; return the trainer in its final state."""
-    require_same(world, _settings(config))  # before any other collective: ranks that differ could hang
+    """Train to the end, from the newest checkpoint if there is one; return the trainer in its final state.
+
+    A new run starts from scratch, or from the checkpoint in `config.start`.
+    """
+    require_same(world, shared_settings(config))  # before any other collective: ranks that differ could hang
     report_devices(world)
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
-        saved = None if newest is None else read_metadata(newest)
+        start = open_start(config) if newest is None else None
+        origin = newest or start
+        saved = None if origin is None else read_metadata(origin)
         with explained(partial(model_too_large, config, world)):
             towers = build_towers(config, world)
             pairs = open_training_pairs(config, towers, world)
             evaluator = open_evaluator(config, towers, pairs.tokenizer, world, pairs.workers)
             trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
-        trainer.run(newest)
+        trainer.run(newest, start)
     return trainer
 
 
-def _settings(config: Resolved) -> dict[str, object]:
-    """What must be the same on every rank, except the data; `out` is last, as it follows the algorithm."""
-    options = named_options(config)
-    versions = {
-        "fastclip version": __version__,
-        "torch version": str(torch.__version__),
-        "open_clip version": open_clip.__version__,
-        "python version": ".".join(python_version_tuple()[:2]),
-    }
-    return versions | {name: value for name, value in options.items() if name != "out"} | {"out": config.out}
-
-
-def open_folder(config: Resolved) -> Path | None:
-    """Return the newest checkpoint of the run's folder; raise if this config cannot resume from it.
-
-    A damaged one is an error; with `--resume previous`, the newest undamaged one is returned.
-    """
-    folder = Path(config.out)
-    check_schema(folder)
-    checkpoints = Checkpoints(folder / CHECKPOINTS)
-    newest = checkpoints.newest_undamaged() if config.resume == "previous" else checkpoints.newest()
-    if newest is None:
-        return None
-    if config.resume == "never":
-        raise PathError(folder, "already contains a run: choose another --out, or pass --resume auto.")
-    if config.resume == "auto":
-        check(newest)
-    written = read_metadata(newest)["config"]
-    try:
-        saved = resolve_again(written)
-    except ValueError as error:
-        raise PathError(
-            newest,
-            f"has settings that cannot be read: {error} "
-            "Use the version of fastclip that wrote it, or choose another --out.",
-        ) from error
-    differ = differences(saved, config)
-    if differ:
-        listed = "\n  ".join(map(str, differ))
-        advice = "Use the same settings, or choose another --out."
-        raise OtherRun(folder, f"contains a run with other settings:\n  {listed}\n{advice}", differ)
-    return newest
-
-
 class Trainer:
-    """Builds the parts of a run; `run` trains to the end. `saved`: the metadata of its newest checkpoint."""
+    """Builds the parts of a run; `run` trains to the end. `saved`: of the checkpoint that it continues."""
 
     def __init__(
         self,
@@ -162,7 +102,9 @@ class Trainer:
         self.folder = Path(config.out)
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep)
         self.num_samples = len(pairs.manifest)
-        self.total = config.total_steps(self.num_samples) if saved is None else total_steps(saved)
+        self.total = config.total_steps(self.num_samples)
+        if saved is not None and saved["config"]["epochs"] == config.epochs:  # --from may change them
+            self.total = total_steps(saved)
         self.micro_conditions = conditions(config, world)
         found = found_before(saved, self.micro_conditions)
         decoder = pairs.decoder
@@ -171,16 +113,21 @@ class Trainer:
         self.best: dict = {}  # score and step of the best evaluation
         self.evaluation_due = True  # whether the model of this step is still to be evaluated
         self.step_stats = StepStats(world.device)
+        self.history = History()
         self.elapsed = 0.0  # seconds of training before this process
         self.bad: list = []
 
-    def run(self, newest: Path | None) -> None:
-        """Train from the newest checkpoint, or from scratch, to the end, then export.
+    def run(self, newest: Path | None, start: Path | None = None) -> None:
+        """Train from the newest checkpoint, from another run's, or from scratch, to the end, then export.
 
         SIGTERM and SIGINT save a checkpoint and raise StoppedCleanly.
         """
         if newest is not None:
             self._load(newest)
+        elif start is not None:
+            self._load(start)
+            self.best = {}  # it is not in this run's folder
+        self._check_weights(newest or start)
         self.checkpoints.start_at(self.step, self.best.get("step"))
         self._write_settings(resumed=newest is not None)
         stopped = None
@@ -195,6 +142,8 @@ class Trainer:
         if stopped is not None:
             raise stopped
         self._export(self.folder / MODEL)
+        if lost := self.world.agree(self.telemetry.lost()):
+            raise CommandError(lost)
 
     def _train(self) -> None:
         config, stopwatch = self.config, Stopwatch(self.elapsed, self.step)
@@ -227,23 +176,37 @@ class Trainer:
 
     def _record(self, result: StepResult, loader: PairLoader, stopwatch: Stopwatch) -> None:
         """Log a record. The only place where the host waits for the device and other ranks."""
+        self._require_folder()
         stats = {**result.stats, **self.step_stats.summary()}
-        values = torch.stack([value.detach().double() for value in stats.values()])
-        if self.world.size > 1:
-            dist.all_reduce(values)  # most are equal on all ranks; losses of open_clip's algorithms are not
-            values /= self.world.size
-        means = dict(zip(stats, values.tolist(), strict=True))
+        means = means_over_ranks(self.world, stats | {"weight_norm": weight_norm(self.train_step.towers)})
         self._share_bad(loader)
         self.step_stats.start_new_record()
-        streak = int(means.pop("longest_skipped"))
+        streak, now = int(means.pop("longest_skipped")), int(means.pop("skipped_now"))
+        found = self.history.judge(means["loss"], means["weight_norm"], now)
+        self._report(found)
+        if found is None:
+            self.history.add(self.step, means["loss"], means["weight_norm"])
         samples = self.step * self.config.batch.size
-        record = {"step": self.step, "epoch": samples / self.num_samples, "samples": samples, **means}
+        record: dict = {"step": self.step, "epoch": samples / self.num_samples, "samples": samples, **means}
         record |= self.train_step.rates(means["tau"])
         record["skipped"], record["bad"] = int(means["skipped"]), len(loader.bad.samples)
+        if self.history.suspect is not None:
+            record["suspect"] = True
         record["time"] = stopwatch.record(self.step, self.config.batch.size)
         self.telemetry.log(record)
         if streak >= MOST_SKIPPED:
-            raise Diverged(self.step, streak)
+            raise diverged(self.step, streak, self.folder, self.config)
+
+    def _report(self, suspect: str | None) -> None:
+        """Say so, and mark checkpoints, when the run becomes suspect."""
+        before, self.history.suspect = self.history.suspect, suspect
+        if (before is None) == (suspect is None):
+            return
+        try:
+            text = report_change(suspect, self.history.good, self.checkpoints)
+        except CheckpointError as error:
+            text = f"{suspect}. {error} Training continues."
+        self.telemetry.message(f"Step {self.step:,}: {text}")
 
     def _share_bad(self, loader: PairLoader) -> None:
         """Exchange the samples that could not be used."""
@@ -265,7 +228,7 @@ class Trainer:
         if self.evaluator is None:
             self.evaluation_due = False
             return False
-        self._agree_on_buffers()
+        agree_on_buffers(self.world, self.train_step.towers)
         try:
             with stopwatch.paused(), explained(partial(evaluation_too_large, self.config, self.world)):
                 scores = self.evaluator.measure(interrupts.stop_requested)
@@ -283,9 +246,13 @@ class Trainer:
         return best
 
     def _save(self, loader: PairLoader, stopwatch: Stopwatch, must: bool) -> None:
-        self._agree_on_buffers()
-        self._agree_on_tau()
+        self._require_folder()
+        agree_on_buffers(self.world, self.train_step.towers)
+        agree_on_tau(self.world, self.train_step.stepper)
         self._share_bad(loader)  # rank 0 saves them
+        norm, skipped = weight_norm(self.train_step.towers), self.step_stats.summary()["skipped_now"]
+        means = means_over_ranks(self.world, {"norm": norm, "skipped": skipped})
+        self._report(self.history.judge(None, means["norm"], int(means["skipped"])))
         metadata = {
             "step": self.step,
             "total_steps": self.total,
@@ -295,6 +262,8 @@ class Trainer:
             **self.train_step.metadata(),
             "best": self.best,
             "evaluation_due": self.evaluation_due,
+            "suspect": self.history.suspect,
+            "history": self.history.state(),
             "bad": [list(sample) for sample in loader.bad.samples.values()],
             "tally": self.world.gather(self.step_stats.values.tolist()),
             "elapsed": stopwatch.elapsed(),
@@ -325,12 +294,12 @@ class Trainer:
             self.telemetry.message(f"{error} Training continues.")
 
     def _load(self, path: Path) -> None:
-        """Restore the state of a checkpoint; raise if the training data has another fingerprint."""
+        """Restore the state of a checkpoint; raise if it was trained on data with another fingerprint."""
         metadata = read_metadata(path)
         fingerprint = self.pairs.manifest.fingerprint_like(metadata["fingerprint"])
         if metadata["fingerprint"] != fingerprint:
             raise OtherRun(
-                self.folder,
+                path.parent.parent,
                 f"was trained on other data: {metadata['num_samples']:,} pairs with fingerprint "
                 f"{metadata['fingerprint']}, while data.train has {self.num_samples:,} with {fingerprint}. "
                 "Use the same data, or choose another --out.",
@@ -342,40 +311,62 @@ class Trainer:
         self.step, self.best, self.elapsed = metadata["step"], metadata["best"], metadata["elapsed"]
         self.evaluation_due = metadata.get("evaluation_due", self.step == 0)  # older ones had done it
         self.bad = metadata["bad"]
-        log.info("Resumed %s at step %d of %d.", self.folder, self.step, self.total)
+        if "history" in metadata:  # not in older ones
+            self.history.load_state(metadata["history"], metadata["suspect"])
+        source = path.parent.parent
+        how = f"Resumed {source}" if source == self.folder else f"Started from {path}"
+        log.info("%s at step %d of %d.", how, self.step, self.total)
+        if metadata.get("suspect"):
+            log.warning("%s is suspect: %s. %s", path, metadata["suspect"], advice(source, self.config))
+
+    def _check_weights(self, origin: Path | None) -> None:
+        """Raise if the weights that training begins with are not finite; name their file and a tensor."""
+        towers = self.train_step.towers
+        weights = {**towers.state_dict(), **dict(self.train_step.loss.named_parameters())}
+        if name := first_non_finite(weights):
+            raise broken_weights(origin, name, self.config)
+        if not self.history.norms:
+            norm = means_over_ranks(self.world, {"norm": weight_norm(towers)})["norm"]
+            self.history.add(self.step, None, norm)
 
     def _write_settings(self, resumed: bool) -> None:
         """Write the files of a new run; drop records of steps that will be repeated."""
+        failed = None
         if self.world.is_main:
-            remove_leftovers(self.folder)
-            write_schema(self.folder)
-            write_config(self.config, self.folder)
-            write_model_config(self.train_step.towers, self.folder)
-            last = self.step if resumed else -1
-            truncate_metrics(self.folder / METRICS, last, last - 1 if self.evaluation_due else last)
+            try:
+                remove_leftovers(self.folder)
+                write_schema(self.folder)
+                write_config(self.config, self.folder)
+                write_model_config(self.train_step.towers, self.folder)
+                last = self.step if resumed else -1
+                truncate_metrics(self.folder / METRICS, last, last - 1 if self.evaluation_due else last)
+            except OSError as error:
+                failed = f"cannot be written: {error.strerror}. Free some space, or choose another --out."
+        if failed := self.world.agree(failed):
+            raise PathError(self.folder, failed)
 
-    def _agree_on_buffers(self) -> None:
-        """Copy rank 0's BatchNorm statistics to all ranks, as DDP would in the next step."""
-        if self.world.size > 1:
-            for buffer in self.train_step.towers.buffers():
-                dist.broadcast(buffer, src=0)
-
-    def _agree_on_tau(self) -> None:
-        """Copy rank 0's τ and its moments to all ranks: they are outside DDP, and only rank 0's are saved."""
-        if self.world.size > 1:
-            stepper = self.train_step.stepper
-            for tau in stepper.tau:
-                for tensor in (tau.detach(), *stepper.optimizer.state[tau].values()):
-                    dist.broadcast(tensor, src=0)
+    def _require_folder(self) -> None:
+        """Raise on all ranks if the run's folder is gone: a save would make another without its settings."""
+        if self.world.agree(self.world.is_main and is_gone(self.folder)):
+            raise FolderGone(self.folder)
 
     def _export(self, folder: Path) -> None:
-        """Export the model, which was just saved, with its model card."""
-        self._agree_on_buffers()
+        """Export the model, which was just saved, with its model card; an error is raised on all ranks."""
+        self._require_folder()
+        agree_on_buffers(self.world, self.train_step.towers)
         towers, tau = self.train_step.towers, self.train_step.loss.mean_tau()
         newest = self.checkpoints.newest()
+        failed: Exception | None = None
         if self.world.is_main and newest is not None:
-            export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
-        self.world.barrier()
+            try:
+                export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
+            except NonFiniteModel as error:
+                text = f"After step {self.step:,} the {error} {advice(self.folder, self.config)}"
+                failed = Diverged(self.step, 0, text)
+            except (OSError, ValueError) as error:
+                failed = error
+        if failed := self.world.agree(failed):
+            raise failed
         if self.best:
             log.info(
                 "Best %s: %.4f, at step %d.", self.best["measure"], self.best["score"], self.best["step"]
