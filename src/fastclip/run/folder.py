@@ -27,6 +27,7 @@ import yaml
 from fastclip import __version__
 from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
+from fastclip.config.yaml_text import read_yaml
 from fastclip.data.pairs import COMMON_COLUMNS, UTF_8, Columns
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
@@ -372,7 +373,7 @@ def evaluation_pairs(run: Path) -> EvaluationPairs:
     from the config's `out`.
     """
     try:
-        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        config = read_yaml((run / CONFIG).read_text(encoding="utf-8"))
         pairs, out = config["evaluate"]["pairs"] or [], Path(config.get("out") or "")
         data = config.get("data") or {}
         encoding = data.get("encoding", UTF_8)  # runs before this option read UTF-8
