@@ -79,14 +79,12 @@ def check(
         encoding: of tables and captions, e.g. cp1252 or latin-1.
         json: print JSON instead of a table.
     """
-    import open_clip
-
     from fastclip.config.parse import parse
     from fastclip.data import check_collection
-    from fastclip.model import find_model
+    from fastclip.model import find_model, get_tokenizer
 
     model = find_model(parse(["--config", config]).model.name) if config else "ViT-B-32"
-    encode = open_clip.get_tokenizer(tokenizer or model)
+    encode = get_tokenizer(tokenizer or model)
     manifest = _open(path, image_column, caption_column, encoding)
     with progress("checking", "pairs") as update:
         report = check_collection.check(manifest, encode, limit=limit, jobs=jobs, progress=update)
