@@ -74,7 +74,7 @@ def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
 
 def load_weights(clip: nn.Module, name: str, file: Path) -> None:
     """Copy a file's weights into the model; names and shapes must match."""
-    state = convert_state_dict(clip, _read_tensors(file))  # MobileCLIP's names to open_clip's
+    state = convert_state_dict(clip, read_tensors(file))  # MobileCLIP's names to open_clip's
     if "positional_embedding" in state and not hasattr(clip, "positional_embedding"):
         state = convert_to_custom_text_state_dict(state)
     state.pop("text.transformer.embeddings.position_ids", None)  # older transformers saved it
@@ -108,7 +108,7 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
     log.info("Weights from %s", file)
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, Tensor]:
     """A file's tensors by name, as plain data: a pickle with more than tensors is refused, and never run."""
     try:
         content = load_file(file) if file.suffix == ".safetensors" else _unpickle(file)

@@ -35,7 +35,7 @@ from fastclip.errors import PathError
 from fastclip.files import atomic_write
 from fastclip.run.metrics_file import JsonLines
 from fastclip.run.results import Result, read_all
-from fastclip.run.state_file import STATE, STEP, DamagedCheckpoint, read_metadata
+from fastclip.run.state_file import STATE, STEP, DamagedCheckpoint, Metadata, read_metadata
 
 SCHEMA = 2
 """Version of the folder's layout, in run.json. A folder without run.json has schema 1 and works as well."""
@@ -280,7 +280,10 @@ def _read_metadata(run: Run) -> None:
         run.missing.append("There is no checkpoint yet, so the model's search results cannot be shown.")
         return
     try:
-        run.metadata = read_metadata(newest)
+        metadata = read_metadata(newest)
+        if "config" in metadata:
+            total_steps(metadata)  # DamagedCheckpoint, if it cannot be told
+        run.metadata = metadata
     except ValueError as error:
         run.missing.append(str(error))
 
@@ -331,7 +334,11 @@ def total_steps(metadata: dict) -> int:
     if "total_steps" in metadata:
         return metadata["total_steps"]
     config = metadata["config"]  # written before the number was saved: complete batches only
-    return max(1, int(config["epochs"] * metadata["num_samples"]) // config["batch"]["size"])
+    try:
+        return max(1, int(config["epochs"] * metadata["num_samples"]) // int(config["batch"]["size"]))
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        file = metadata.file if isinstance(metadata, Metadata) else STATE
+        raise DamagedCheckpoint(file, f"its number of steps is unknown ({error!r})") from error
 
 
 def is_run(folder: Path) -> bool:
