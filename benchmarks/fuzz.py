@@ -45,8 +45,9 @@ def main() -> None:
     names = given.readers or [*READERS]
     figures: dict[str, Any] = {"seconds": given.seconds, "readers": {}}
     for name in names:
-        figures["readers"][name] = found = fuzz(name, given.seconds / len(names), inputs)
+        found = fuzz(name, given.seconds / len(names), inputs)
         print(f"{name}: {found['executions']:,} executions, {found['failures'] or 'no failures'}", flush=True)
+        figures["readers"][name] = found | {"failures": sorted(found["failures"])}
     if not given.readers:
         save("fuzz", 0, figures, f"make fuzz SECONDS={given.seconds:g}")
     if any(found["failures"] for found in figures["readers"].values()):
@@ -60,7 +61,11 @@ def fuzz(name: str, seconds: float, inputs: Path) -> dict[str, Any]:
     while (left := seconds - (time.monotonic() - start)) > 1 and restarts < 20:
         command = [sys.executable, "-m", "benchmarks.fuzz", "--child", name, "--seconds", str(round(left))]
         done = subprocess.run(
-            [*command, "--inputs", str(inputs)], capture_output=True, text=True, errors="replace"
+            [*command, "--inputs", str(inputs)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=left + 300,  # for imports on a busy machine, and one input that hangs
         )
         counts = re.findall(r"^(?:#|stat::number_of_executed_units: )(\d+)", done.stderr, re.MULTILINE)
         executions += max(map(int, counts), default=0)
@@ -109,7 +114,7 @@ def search(name: str, seconds: float, inputs: Path) -> None:
         change = random.choice(CHANGES), random.random(), random.random(), random.choice(CHUNKS)
         return damaged(data, [change])[:most]
 
-    seconds -= time.monotonic() - STARTED
+    seconds = max(1, seconds - (time.monotonic() - STARTED))  # 0 would be without an end
     limits = [f"-max_total_time={seconds:.0f}", f"-timeout={LONGEST}", f"-rss_limit_mb={MOST_MEMORY}"]
     quiet = [f"-artifact_prefix={inputs}/", "-print_final_stats=1", "-max_len=65536", "-verbosity=0"]
     atheris.Setup([sys.argv[0], str(corpus), *limits, *quiet], test_one_input, custom_mutator=mutate)

@@ -20,6 +20,7 @@ HOSTILE = {
     "itself": "a: &a [*a]",
     "deep-flow": "a: " + "[" * 50_000,
     "deep-block": "- " * 5_000 + "x",
+    "deep-aliases": "a0: &a0 []\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 2_000)),
     "twice": "epochs: 1\nseed: 2\nepochs: 3",
     "digits": "seed: " + "9" * 5_000,
     "large": "seed: 99999999999999999999",

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
+_DEEPEST = 100  # lists in lists
 _LARGEST = 2**63  # what JSON readers, numpy and torch can hold
 
 
@@ -18,13 +19,13 @@ def read_yaml(text: str) -> Any:
     """The content, as `yaml.safe_load` returns it; every error is a yaml.YAMLError.
 
     Refused beyond that: aliases that multiply the content ("billion laughs") or contain themselves, keys that
-    are given twice, whole numbers over 64 bits, and nesting deeper than Python's stack.
+    are given twice, whole numbers over 64 bits, and nesting deeper than 100 levels.
     """
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
         raise
-    except RecursionError:
+    except RecursionError:  # through aliases
         raise HostileYaml("it is nested too deeply") from None
     except Exception as error:  # PyYAML lets those of int(), datetime and others through
         raise yaml.YAMLError(f"a value cannot be read: {error!r}") from error
@@ -44,6 +45,16 @@ def check_structure(text: str) -> None:
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader in Python: the one in C has no limit of nesting before the stack ends."""
+
+    def fetch_flow_collection_start(self, TokenClass: type) -> None:
+        if self.flow_level >= _DEEPEST:  # each level would make every further token slower to read
+            raise HostileYaml("it is nested too deeply")
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        if len(self.indents) >= _DEEPEST:
+            raise HostileYaml("it is nested too deeply")
+        return super().add_indent(column)
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
