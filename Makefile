@@ -7,12 +7,13 @@
 # make docs    fill the tables of README.md and docs/ that repeat results/
 # make study NAME=batch-32   one of studies/*.yaml, from its pairs to its tables (20 minutes to 1.5 hours on 2 cores)
 # make bench   every benchmark; figures go to results/
+# make fuzz    damaged and hostile files for every reader, for SECONDS=600; writes results/fuzz.json
 # make gpu     an hour's programme for one or two GPUs: right, robust and fast there? writes results/gpu.json
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests benchmarks
 
-.PHONY: demo setup check test test-page lint docs study bench gpu clean
+.PHONY: demo setup check test test-page lint docs study bench fuzz gpu clean
 
 demo: setup
 	@$(BIN)/python -m fastclip.tour
@@ -76,6 +77,10 @@ bench: setup
 	$(BIN)/python -m benchmarks.plan_fit
 	$(BIN)/python -m benchmarks.cut_link
 	$(BIN)/python -m benchmarks.hosts
+
+fuzz: setup
+	$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install --quiet --editable ".[fuzz]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz --seconds $(or $(SECONDS),600)
 
 gpu: setup
 	$(BIN)/python -m benchmarks.gpu

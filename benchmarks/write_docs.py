@@ -296,6 +296,15 @@ def other_figures() -> list[str]:
     )
 
 
+def fuzz() -> list[str]:
+    """Executions and failures of each reader."""
+    rows = [
+        [name, f"{found['executions']:,}", str(len(found["failures"])), ", ".join(found["failures"]) or "–"]
+        for name, found in _figures("fuzz")["readers"].items()
+    ]
+    return _table(["reader", "executions", "failures", "where"], rows)
+
+
 def hostile() -> list[str]:
     """What came of kills and of damaged files."""
     figures = _figures("hostile")
@@ -341,6 +350,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "wire": wire,
     "other-figures": other_figures,
     "hostile": hostile,
+    "fuzz": fuzz,
 }
 
 

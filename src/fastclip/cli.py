@@ -275,8 +275,10 @@ def _one_or_several(values: list[str]) -> str | list[str]:
     if values[0].startswith("[") and values[0].endswith("]"):
         import yaml
 
+        from fastclip.config.yaml_text import read_yaml
+
         with suppress(yaml.YAMLError):
-            return yaml.safe_load(values[0])
+            return read_yaml(values[0])
     return values[0]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import log as ln
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fastclip.errors import OptionError, PathError
+from fastclip.model_config import MOST_PARAMETERS, missing_package, read_config, without_network
 from fastclip.patch_dropout import KeepPatches, drop_patches
 from fastclip.text import nearest
 from fastclip.unpadded_text import UnpaddedText
 from fastclip.unpadded_text import find as find_unpadded
-from fastclip.weights import CONFIG_FILE, find_weights, load_weights, read_config
+from fastclip.weights import CONFIG_FILE, find_weights, load_weights
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ OWN_MODELS = Path(__file__).parent / "models"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _SIGLIP_START = {"init_logit_scale": ln(10), "init_logit_bias": -10.0}  # as in the SigLIP paper
 
+_registered: set[str] = set()  # names under which open_clip knows configs of users
 open_clip.add_model_config(OWN_MODELS)  # makes open_clip find our tiny models by name
 
 
@@ -104,6 +106,7 @@ def build_model(
         raise OptionError("loss.tau", tau, "must be above 0", example=0.07)
     name = find_model(name)
     file, preprocess_cfg = (None, {}) if pretrained is None else find_weights(name, str(pretrained))
+    _check_parameters(name, file)
     clip, model_cfg = _create(name, logit_bias, seed, preprocess_cfg)
     if file is not None:
         load_weights(clip, name, file)
@@ -244,7 +247,26 @@ class TwoTowers(nn.Module):
 
     def tokenizer(self) -> Any:
         """Captions → token ids: open_clip's tokenizer of this model."""
-        return open_clip.get_tokenizer(self.name)
+        return get_tokenizer(self.name)
+
+
+def get_tokenizer(name: str) -> Any:
+    """open_clip's tokenizer of a model that `find_model` found."""
+    try:
+        with downloads_if_asked(name):
+            return open_clip.get_tokenizer(name)
+    except Exception as error:  # transformers raises its own
+        rule = f"has a tokenizer that cannot be loaded: {_reason(error)}"
+        raise OptionError("model.name", name.removeprefix(LOCAL_DIR), rule) from error
+
+
+def downloads_if_asked(name: str) -> AbstractContextManager[None]:
+    """open_clip's own models may download what they name; configs in local files and folders never do."""
+    return without_network() if _is_local(name) else nullcontext()
+
+
+def _is_local(name: str) -> bool:
+    return name.startswith(LOCAL_DIR) or name in _registered
 
 
 def _unknown_model(name: str, path: Path) -> ValueError:
@@ -267,9 +289,44 @@ def _register(path: Path, config: dict[str, Any]) -> str:
     known = open_clip.get_model_config(path.stem)
     if known is None:
         open_clip.add_model_config(path)
+        _registered.add(path.stem)
     elif known != config:
         raise PathError(path, f"has the name of another model, {path.stem}. Rename it.")
     return path.stem
+
+
+def _check_parameters(name: str, file: Path | None) -> None:
+    """Count the parameters that a local config describes, before there is memory for them."""
+    if not _is_local(name):
+        return
+    try:
+        with _building(name, "meta"):
+            clip = open_clip.create_model(name, device="meta", load_weights=False, pretrained_text=False)
+    except Exception:  # some of timm's models need values; what is wrong with the config, _create says
+        return
+    count, shown = sum(parameter.numel() for parameter in clip.parameters()), name.removeprefix(LOCAL_DIR)
+    if count > MOST_PARAMETERS:
+        rule = f"has {count:,} parameters; {MOST_PARAMETERS:,} are possible"
+        raise OptionError("model.name", shown, rule)
+    if file is not None and count > 100_000_000:  # of smaller ones, load_weights says which tensors differ
+        size = file.stat().st_size
+        if count > size:
+            raise PathError(file, f"has {size:,} bytes, too few for the {count:,} parameters of {shown}.")
+
+
+@contextmanager
+def _building(name: str, device: str) -> Iterator[None]:
+    """The process's random state stays as it is."""
+    quiet, network = _without_open_clips_warning(), downloads_if_asked(name)
+    with torch.random.fork_rng(devices=[]), torch.device(device), quiet, network:
+        yield
+
+
+def _reason(error: Exception) -> str:
+    """One line; a package that is missing is named with the way to get it."""
+    if package := missing_package(error):
+        return f"it requires {package}: pip install {package}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tuple[Any, dict]:
@@ -279,7 +336,7 @@ def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tup
     """
     start: dict[str, Any] = _SIGLIP_START if logit_bias else {"init_logit_bias": None}
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _without_open_clips_warning():
+        with _building(name, "cpu"):
             torch.default_generator.manual_seed(seed)
             clip = open_clip.create_model(
                 name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess_cfg, **start
@@ -287,7 +344,7 @@ def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tup
             if (decoder := getattr(clip, "text_decoder", None)) is not None:  # CoCa's: open_clip leaves its
                 nn.init.normal_(decoder.text_projection, std=decoder.width**-0.5)  # output uninitialized
     except Exception as error:  # each tower's library raises its own
-        rule = f"cannot be built: {type(error).__name__}: {error}"
+        rule = f"cannot be built: {_reason(error)}"
         raise OptionError("model.name", name.removeprefix(LOCAL_DIR), rule) from error
     model_cfg = open_clip.get_model_config(name) | start
     return clip, {key: value for key, value in model_cfg.items() if value is not None}

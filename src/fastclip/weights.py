@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import re
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import open_clip
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from fastclip.data.remote import RemoteError
 from fastclip.errors import OptionError, PathError
+from fastclip.finite import first_non_finite
+from fastclip.model_config import read_config
 from fastclip.text import did_you_mean
 
 log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
 
 def load_weights(clip: nn.Module, name: str, file: Path) -> None:
     """Copy a file's weights into the model; names and shapes must match."""
-    state = convert_state_dict(clip, _read_tensors(file))  # MobileCLIP's names to open_clip's
+    state = convert_state_dict(clip, read_tensors(file))  # MobileCLIP's names to open_clip's
     if "positional_embedding" in state and not hasattr(clip, "positional_embedding"):
         state = convert_to_custom_text_state_dict(state)
     state.pop("text.transformer.embeddings.position_ids", None)  # older transformers saved it
@@ -86,7 +88,7 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
             state[key] = state[key].reshape(own[key].shape)  # open_clip has it with shape () and (1,)
     problems = {
         "missing": [key for key in own if key not in state],
-        "unexpected": [key for key in state if key not in own],
+        "unexpected": [_shown(key) for key in state if key not in own],
         "of a different shape": [
             f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
             for key in own
@@ -100,23 +102,45 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
             if keys
         )
         raise PathError(file, f"contains weights of a different model than {name}: {listed}.")
+    if broken := first_non_finite(state):
+        raise PathError(file, f"has NaN or infinite values in {broken}. Use weights from before they broke.")
     clip.load_state_dict(state)
     log.info("Weights from %s", file)
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, Tensor]:
     """A file's tensors by name, as plain data: a pickle with more than tensors is refused, and never run."""
-    plain = file.suffix == ".safetensors"
     try:
-        content = load_file(file) if plain else torch.load(file, map_location="cpu", weights_only=True)
+        content = load_file(file) if file.suffix == ".safetensors" else _unpickle(file)
     except Exception as error:  # a damaged file can raise anything
         raise PathError(file, f"cannot be loaded: {_reason(error)}.") from error
     state = content.get("state_dict", content) if isinstance(content, dict) else content
-    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in state.items()
+    ):
         raise PathError(file, "is not a dict of tensors, nor of a 'state_dict' with tensors.")
+    for key, tensor in state.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise PathError(
+                file, f"has {_shown(key)} as a sparse, quantized or empty tensor; save plain ones."
+            )
     if all(key.startswith("module.") for key in state):  # saved from inside DDP
         return {key.removeprefix("module."): tensor for key, tensor in state.items()}
     return dict(state)
+
+
+def _shown(key: str) -> str:
+    """A name from a file, as it may be printed."""
+    return (key if key.isprintable() else ascii(key))[:100]
+
+
+def _unpickle(file: Path) -> Any:
+    if is_zipfile(file):
+        with ZipFile(file) as archive:  # torch.save compresses nothing
+            size = sum(part.file_size for part in archive.infolist())
+        if size > 2 * file.stat().st_size + 2**24:
+            raise BadZipFile(f"its {file.stat().st_size:,} bytes would unpack to {size:,}")
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _reason(error: Exception) -> str:
@@ -128,26 +152,4 @@ def _reason(error: Exception) -> str:
         code = re.search(r"GLOBAL (\S+)", text)
         example = f" (it calls {code[1]})" if code else ""
         return f"its pickle contains more than tensors{example}; save a plain state_dict"
-    return f"{type(error).__name__}: {text}"
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """An open_clip JSON config, bare or below "model_cfg"."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PathError(path, f"cannot be read as JSON: {error}") from error
-    model_cfg = config.get("model_cfg", config) if isinstance(config, dict) else None
-    if not isinstance(model_cfg, dict) or not (
-        "embed_dim" in model_cfg
-        and isinstance(model_cfg.get("vision_cfg"), dict)
-        and isinstance(model_cfg.get("text_cfg"), dict)
-    ):
-        raise PathError(
-            path,
-            "is not an open_clip model config, which has embed_dim, vision_cfg and text_cfg; "
-            "models/vit-emoji.json in fastclip's folder is an example.",
-        )
-    if (model_cfg["text_cfg"].get("tokenizer_kwargs") or {}).get("trust_remote_code"):
-        raise PathError(path, "sets trust_remote_code, which runs downloaded code. Remove it.")
-    return config
+    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"

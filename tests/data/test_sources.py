@@ -27,6 +27,27 @@ class TestFinding:
         assert expand_braces("a/{008..010}.tar") == ["a/008.tar", "a/009.tar", "a/010.tar"]
         assert expand_braces("{x,y}/{1..2}") == ["x/1", "x/2", "y/1", "y/2"]
         assert expand_braces("plain.tar") == ["plain.tar"]
+        assert expand_braces("{a{1..2},b}") == ["a1", "b", "a2", "b"]
+        assert len(expand_braces("{000000..009999}/{0..9}.tar")) == 100_000
+
+    @pytest.mark.parametrize(
+        "pattern",
+        [
+            "{0..99999999}.tar",
+            "{0..9999}/{0..9999}.tar",
+            "{0..99999999}{5..3}.tar",
+            "{a,b}" * 1_000,
+            "{1..1}" * 5_000,
+            f"{{0..{'9' * 5_000}}}",
+            f"{{{'9' * 5_000}..1}}",
+            "{x{0..999},{y{0..999},z{0..999}}}",
+        ],
+        ids=range(8),
+    )
+    def test_a_pattern_of_too_many_files_is_refused_before_it_is_expanded(self, pattern):
+        with pytest.raises(SourceError) as caught:
+            find_files(pattern)
+        assert pattern.startswith(caught.value.path)
 
     def test_globs_lists_and_folders_are_in_byte_order(self, tmp_path):
         for name in ("b.tar", "a.tar", "B.tar", "é.tar"):

@@ -23,6 +23,7 @@ from jsonargparse import (
 
 from fastclip.config.options import SECTIONS, TABLES, TrainConfig
 from fastclip.config.renamed import current_name, report_new_name, with_current_names
+from fastclip.config.yaml_text import HostileYaml, check_structure, read_yaml
 from fastclip.errors import OptionError, PathError, UnknownOption
 from fastclip.text import did_you_mean, nearest
 
@@ -61,6 +62,7 @@ def parse(
     parser = _parser(prog)
     words, source = _configs_first(words, _options(parser))
     words = _with_share(words)
+    _check_values(words)
     if defaults is not None:
         words = [f"--config={yaml.safe_dump(with_current_names(defaults))}", *words]
     try:
@@ -185,8 +187,7 @@ def _current_option(word: str, known: Collection[str]) -> str:
 def _config_source(path: Path) -> str:
     """The path of a config file, or its content if it has old names of options."""
     try:
-        with path.open(encoding="utf-8") as file:
-            content = yaml.safe_load(file)
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PathError(path, f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
@@ -208,6 +209,18 @@ def _with_share(words: list[str]) -> list[str]:
             option += ".share"
         written.append(option + equals + value)
     return written
+
+
+def _check_values(words: list[str]) -> None:
+    """Refuse values that the parser's own YAML reader, which has no limits, could not survive."""
+    option = ""
+    for word in words:
+        if word.startswith("--"):
+            option, _, word = word.removeprefix("--").partition("=")
+        try:
+            check_structure(word)
+        except HostileYaml as error:
+            raise OptionError(option, f"{word[:20]}…", f"cannot be read: {error}") from None
 
 
 def _readable(message: str, parser: ArgumentParser) -> ValueError:

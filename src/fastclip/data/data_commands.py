@@ -82,18 +82,16 @@ def check(
             avif, jpeg2000, ppm. Default: the config's.
         json: print JSON instead of a table.
     """
-    import open_clip
-
     from fastclip.config.options import split_formats
     from fastclip.config.parse import parse
     from fastclip.data import check_collection
     from fastclip.data.decode import Augment
-    from fastclip.model import find_model
+    from fastclip.model import find_model, get_tokenizer
 
     asked = parse(["--config", config]) if config else None
     model = find_model(asked.model.name) if asked else "ViT-B-32"
     accepted = split_formats("formats", formats or (asked.data.formats if asked else None))
-    encode = open_clip.get_tokenizer(tokenizer or model)
+    encode = get_tokenizer(tokenizer or model)
     manifest = _open(path, image_column, caption_column, encoding)
     with progress("checking", "pairs") as update:
         augment = Augment(formats=accepted)

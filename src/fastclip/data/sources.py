@@ -11,6 +11,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -33,6 +34,8 @@ from fastclip.text import did_you_mean
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 TABLES = {"csv": read_csv, "tsv": read_csv, "parquet": read_parquet}
 """The reader of each kind of table, by file extension: to add a kind, add a row."""
+MOST_FILES = 1_000_000  # of a pattern with braces
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 FOLDER_TABLES = ("metadata.jsonl", "captions.csv", "metadata.csv", "captions.tsv")
 
 
@@ -48,9 +51,13 @@ def find_files(paths: str | list[str]) -> list[File]:
     return files
 
 
-def expand_braces(pattern: str) -> list[str]:
+def expand_braces(pattern: str, most: int = MOST_FILES) -> list[str]:
     """Expand `{000..012}` to numbers and `{a,b}` to alternatives; a pattern may have several."""
-    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
+    braces = [_alternatives(brace) for brace in _BRACES.finditer(pattern)]
+    if (files := prod(braces)) > most or len(braces) > 100:
+        shown = f"{files:,}" if files < 10**18 else "too many"
+        raise SourceError(pattern[:200], f"stands for {shown} files; {MOST_FILES:,} are possible.")
+    match = _BRACES.search(pattern)
     if not match:
         return [pattern]
     first, last, choices = match.groups()
@@ -60,7 +67,16 @@ def expand_braces(pattern: str) -> list[str]:
     else:
         parts = choices.split(",")
     before, after = pattern[: match.start()], pattern[match.end() :]
-    return [one for part in parts for one in expand_braces(before + part + after)]
+    most //= max(1, len(parts))  # with braces in braces, the product above is of the innermost
+    return [one for part in parts for one in expand_braces(before + part + after, most)]
+
+
+def _alternatives(brace: re.Match[str]) -> int:
+    """The number of texts that a pair of braces stands for, found without making them."""
+    first, last, choices = brace.groups()
+    if choices is not None:
+        return choices.count(",") + 1
+    return max(1, int(last) - int(first) + 1) if len(first + last) < 40 else 10**18
 
 
 def _find(path: str) -> list[File]:

@@ -28,6 +28,7 @@ from fastclip import __version__
 from fastclip.config.options import split_formats
 from fastclip.config.parse import parse
 from fastclip.config.resolved import Resolved, resolve
+from fastclip.config.yaml_text import read_yaml
 from fastclip.data.pairs import COMMON_COLUMNS, UTF_8, Columns
 from fastclip.data.remote import is_remote
 from fastclip.data.sources import find_files
@@ -35,7 +36,7 @@ from fastclip.errors import PathError
 from fastclip.files import atomic_write
 from fastclip.run.metrics_file import JsonLines
 from fastclip.run.results import Result, read_all
-from fastclip.run.state_file import STATE, STEP, DamagedCheckpoint, read_metadata
+from fastclip.run.state_file import STATE, STEP, DamagedCheckpoint, Metadata, read_metadata
 
 SCHEMA = 2
 """Version of the folder's layout, in run.json. A folder without run.json has schema 1 and works as well."""
@@ -280,7 +281,10 @@ def _read_metadata(run: Run) -> None:
         run.missing.append("There is no checkpoint yet, so the model's search results cannot be shown.")
         return
     try:
-        run.metadata = read_metadata(newest)
+        metadata = read_metadata(newest)
+        if "config" in metadata:
+            total_steps(metadata)  # DamagedCheckpoint, if it cannot be told
+        run.metadata = metadata
     except ValueError as error:
         run.missing.append(str(error))
 
@@ -331,7 +335,11 @@ def total_steps(metadata: dict) -> int:
     if "total_steps" in metadata:
         return metadata["total_steps"]
     config = metadata["config"]  # written before the number was saved: complete batches only
-    return max(1, int(config["epochs"] * metadata["num_samples"]) // config["batch"]["size"])
+    try:
+        return max(1, int(config["epochs"] * metadata["num_samples"]) // int(config["batch"]["size"]))
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        file = metadata.file if isinstance(metadata, Metadata) else STATE
+        raise DamagedCheckpoint(file, f"its number of steps is unknown ({error!r})") from error
 
 
 def is_run(folder: Path) -> bool:
@@ -373,7 +381,7 @@ def evaluation_pairs(run: Path) -> EvaluationPairs:
     from the config's `out`.
     """
     try:
-        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        config = read_yaml((run / CONFIG).read_text(encoding="utf-8"))
         pairs, out = config["evaluate"]["pairs"] or [], Path(config.get("out") or "")
         data = config.get("data") or {}
         encoding = data.get("encoding", UTF_8)  # runs before this option read UTF-8

@@ -19,6 +19,7 @@ from torch import Tensor
 from fastclip.config.resolved import resolve_again
 from fastclip.data.images import UnusableSample, turn_upright, upright_rgb
 from fastclip.errors import InputError, PathError
+from fastclip.finite import first_non_finite
 from fastclip.model import TwoTowers, build_model, find_model
 from fastclip.objective.temperature import clamped_tau
 from fastclip.precision import float32_products
@@ -145,6 +146,8 @@ def load_model(
     for name in _TAU & names.keys():
         tensors[name] = torch.empty(names[name][0], dtype=names[name][1])
     load_tensors(path, tensors)
+    if broken := first_non_finite(tensors):
+        raise PathError(path, f"has NaN or infinite values in {broken}: training had diverged before it.")
     return towers.float().eval(), _tau(tensors, config)
 
 

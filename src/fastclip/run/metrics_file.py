@@ -62,7 +62,7 @@ def last_record(path: Path) -> dict | None:
             file.seek(max(0, path.stat().st_size - 10_000))
             lines = file.read().splitlines()
         for line in reversed(lines):
-            with suppress(ValueError, KeyError, TypeError):
+            with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 record = json.loads(line)
                 return {"step": int(record["step"]), "epoch": float(record["epoch"])}
     return None
@@ -77,7 +77,8 @@ def truncate_metrics(path: Path, step: int, evaluated: int | None = None) -> Non
     evaluated = step if evaluated is None else evaluated
 
     def stays(record: dict) -> bool:
-        return record.get("step", 0) <= (evaluated if "evaluation" in record else step)
+        at = record.get("step", 0)
+        return isinstance(at, int | float) and at <= (evaluated if "evaluation" in record else step)
 
     if not path.exists():
         return

@@ -41,11 +41,22 @@ def read_all(lines: JsonLines) -> list[Result]:
             result = Result(**values)
         except TypeError:
             result = None
-        if result is None or not isinstance(result.task, str) or not isinstance(result.scores, dict):
+        if result is None or not _is_valid(result):
             lines.skipped.append(number)
         else:
             results.append(result)
     return results
+
+
+def _is_valid(result: Result) -> bool:
+    """Whether the values from a file have the types of their fields."""
+    texts = (result.task, result.key, result.kind, result.measure, result.error, result.model)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(type(count) is int and 0 <= count < 2**63 for count in (result.images, result.unusable))
+        and isinstance(result.scores, dict)
+        and all(type(score) in (int, float) for score in result.scores.values())
+    )
 
 
 def read_results(path: Path) -> dict[str, Result]:

@@ -91,6 +91,9 @@ def read_state(checkpoint: Path) -> SavedState:
         facts, sizes, digests = state["facts"], state["files"], state.get("digests", {})
         if not all(isinstance(part, dict) for part in (facts, sizes, digests)):
             raise ValueError("facts, files or digests are not a dict")
+        for name in {"step", "total_steps"} & facts.keys():
+            if type(facts[name]) is not int or not 0 <= facts[name] < 2**63:
+                raise ValueError(f"{name} is not a whole number")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(file, f"it cannot be read ({error!r})") from error
     if state.keys() != {"facts", "files"}:  # not of an earlier version

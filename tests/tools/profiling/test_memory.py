@@ -228,7 +228,7 @@ def test_the_papers_settings_have_the_weights_and_features_of_the_model():
 
 def test_a_model_that_cannot_be_built_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "invalid-plan.json"
-    path.write_text(json.dumps(MODEL | {"vision_cfg": {"layers": "two"}}))
+    path.write_text(json.dumps(MODEL | {"vision_cfg": {"unknown": 2}}))
     config = resolve(TrainConfig(model=ModelConfig(str(path))))
     with pytest.raises(OptionError) as caught:
         towers_on_meta(config)

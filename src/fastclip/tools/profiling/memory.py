@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fastclip.config.resolved import Resolved
 from fastclip.errors import OptionError
-from fastclip.model import BatchNorm, TwoTowers, find_model
+from fastclip.model import BatchNorm, TwoTowers, downloads_if_asked, find_model
 from fastclip.objective.exchange import Exchange
 from fastclip.objective.kernel import Features, Similarity, similarities
 from fastclip.objective.sample_state import SampleState
@@ -74,7 +74,7 @@ def towers_on_meta(config: Resolved) -> TwoTowers:
     shown = logging.root.manager.disable
     logging.disable(logging.WARNING)  # open_clip warns that weights are random; here it does not matter
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), downloads_if_asked(name):
             clip = open_clip.create_model(name, **start)
     except Exception as error:  # each tower's library raises its own
         raise OptionError(

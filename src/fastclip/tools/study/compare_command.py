@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from fastclip.config.renamed import current_name
+from fastclip.config.yaml_text import read_yaml
 from fastclip.errors import InputError, OptionError
 from fastclip.terminal import console, say
 from fastclip.tools.study.arms import parse_number
@@ -179,7 +180,7 @@ def _value(text: str | None) -> Any:
     if text is None:
         return None
     try:
-        value = yaml.safe_load(text)
+        value = read_yaml(text)
         dumps(value)
     except (yaml.YAMLError, TypeError):
         return text

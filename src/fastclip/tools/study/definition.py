@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from fastclip.config.renamed import current_name
+from fastclip.config.yaml_text import read_yaml
 from fastclip.errors import OptionError, PathError
 from fastclip.files import atomic_write
 from fastclip.text import did_you_mean
@@ -217,7 +218,7 @@ def load_study(path: Path) -> Study:
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a study's file, unchecked."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PathError(
             path, f"cannot be read: {error.strerror}. Pass the file or folder of a study."
