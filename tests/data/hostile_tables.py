@@ -299,6 +299,16 @@ PARQUET = [
     hugging("path of 5,000 letters", {"bytes": None, "path": "n" * 5000}, "too long"),
     hugging("path of nothing", {"bytes": None, "path": "none.png"}, "No such file"),
     hugging("bytes that are no image", {"bytes": b"<html>", "path": None}, "not an image"),
+    parquet(
+        "path of Hugging Face that is not UTF-8",
+        {
+            "image": pa.StructArray.from_arrays(
+                [pa.array([PNG, None, PNG, PNG]), text(b"a", b"\xff", b"b", b"c")], ["bytes", "path"]
+            ),
+            "text": FOUR,
+        },
+        second("image is not UTF-8"),
+    ),
     beside("numbers as captions", {"image": [PNG], "caption": [7]}, ("row 0", "caption is a int")),
     beside(
         "infinity as captions", {"image": [PNG], "caption": [float("inf")]}, ("row 0", "caption is a float")

@@ -95,10 +95,11 @@ def _values(column: Any) -> list[Any]:
     try:
         return column.to_pylist()
     except (ValueError, OverflowError, ArithmeticError):
-        return [_value(scalar) for scalar in column]
+        return [python_value(scalar) for scalar in column]
 
 
-def _value(scalar: Any) -> Any:
+def python_value(scalar: Any) -> Any:
+    """A value of a column as Python has it, or Unreadable."""
     try:
         return scalar.as_py()
     except UnicodeDecodeError:

@@ -11,10 +11,10 @@ import numpy as np
 from fastclip.checked_files import CheckedFile, DamagedFile
 from fastclip.data.images import UnusableSample
 from fastclip.data.pairs import Columns, SourceError
-from fastclip.data.parquet_tables import DAMAGED_PAGE, DamagedParquet, open_parquet, read_column
+from fastclip.data.parquet_tables import DAMAGED_PAGE, DamagedParquet, open_parquet, python_value, read_column
 from fastclip.data.plain_files import NotAFile, open_plain, read_image_file
 from fastclip.data.remote import checked_copy, fetch_again, local_copy
-from fastclip.data.tables import NO_IMAGE, find_columns
+from fastclip.data.tables import NO_IMAGE, Unreadable, find_columns
 from fastclip.files import open_files_limit
 
 
@@ -147,13 +147,11 @@ class ParquetImages:
 
     def read(self, path: str, row: int) -> bytes:
         try:
-            value = self._value(path, row)
-        except (DamagedParquet, IndexError, SourceError):  # its footer is another one
+            value = self._intact_value(path, row)
+        except (DamagedParquet, IndexError, SourceError, NotAFile):  # its footer is another one
             raise ChangedFile("the table changed after it was indexed", path) from None
-        except DamagedFile as error:
-            self.tables.pop(path, None)
-            fetch_again(path, self.versions[path], self.copies.pop(path), error)
-            value = self._value(path, row)
+        if isinstance(value, Unreadable):
+            raise UnusableSample(f"image {value.reason}")
         if isinstance(value, dict):  # Hugging Face's image: its bytes, or the name of a file
             name, value = value.get("path"), value.get("bytes")
             if not value and isinstance(name, str) and name:
@@ -163,6 +161,15 @@ class ParquetImages:
         if not isinstance(value, bytes):
             raise UnusableSample(f"image is a {type(value).__name__}, not bytes")
         return value
+
+    def _intact_value(self, path: str, row: int) -> Any:
+        """A value; of a remote file whose copy is damaged, from a new copy."""
+        try:
+            return self._value(path, row)
+        except DamagedFile as error:
+            self.tables.pop(path, None)
+            fetch_again(path, self.versions[path], self.copies.pop(path), error)
+            return self._value(path, row)
 
     def _value(self, path: str, row: int) -> Any:
         table, ends, column = self._table(path)
@@ -179,7 +186,7 @@ class ParquetImages:
         found = self.groups[path, group]
         if isinstance(found, str):
             raise UnusableSample(found)
-        return found[row - (int(ends[group - 1]) if group else 0)].as_py()
+        return python_value(found[row - (int(ends[group - 1]) if group else 0)])
 
     def _table(self, path: str) -> tuple:
         if path in self.tables:
