@@ -1,7 +1,7 @@
 """Kills runs at random moments, damages checkpoints and caches at random places, and checks the outcome.
 
 After the kills the result must be bit-identical to that of an undisturbed run. A damaged file must be refused
-by name or rebuilt: nothing may be used silently.
+by name or rebuilt: nothing may be used silently. Of hostile collections, every bad pair must be reported.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from random import Random
 import torch
 from tests.training.runs import ALGORITHM, MOMENTS, Lab, assert_same_run, metrics
 
+from benchmarks.hostile_files import read_hostile_files
 from benchmarks.record import RESULTS, save
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.images import MAX_PIXELS
@@ -92,6 +93,7 @@ def mutate_everything(folder: Path, mutations: int, random: Random) -> dict[str,
 
 
 PARTS: dict[str, Callable[[Path, Random], dict]] = {
+    "files": lambda folder, random: read_hostile_files(),
     "mutations": lambda folder, random: mutate_everything(folder, 600, random),
     "K=1": lambda folder, random: kill_repeatedly(folder, 1, 100, random),
     "K=2": lambda folder, random: kill_repeatedly(folder, 2, 100, random),

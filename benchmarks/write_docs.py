@@ -332,6 +332,9 @@ def hostile() -> list[str]:
                 ", ".join(f"{kind}: {n}" for kind, n in kinds.items()),
             ]
         )
+    for kind, outcomes in figures.get("files", {}).items():
+        found = ", ".join(f"{outcome}: {count}" for outcome, count in outcomes.items())
+        rows.append([f"hostile: {kind}", f"{sum(outcomes.values())}", found])
     return _table(["`results/hostile.json`", "times", "outcome"], rows)
 
 

@@ -51,6 +51,8 @@ def test_index_counts_pairs_and_files(tmp_path, capsys):
     printed = capsys.readouterr().out
     found = json.loads(printed[printed.index("{") :])
     assert (found["pairs"], found["files"], found["left_out"]) == (1, 1, {"no caption": 1})
+    (first,) = found["first_left_out"]
+    assert first.startswith(f"{path}, byte ")
     assert found["fingerprint"] in printed.splitlines()[0]
 
 

@@ -44,6 +44,9 @@ def test_too_many_raise_with_reasons_and_files(manifest):
         bad.add([sample(manifest, 3), sample(manifest, 12)])
     assert caught.value.reasons == {"truncated PNG": 2}
     assert caught.value.files == {manifest.files[0]: 1, manifest.files[1]: 1}
+    for number in (3, 12):
+        place = f"{manifest.where(number)}, byte {manifest.place(number).image:,}"
+        assert f"{place}: truncated PNG" in str(caught.value)
 
 
 def test_pairs_that_indexing_skipped_count(tmp_path):
@@ -52,6 +55,8 @@ def test_pairs_that_indexing_skipped_count(tmp_path):
     with pytest.raises(TooManyBadSamples) as caught:
         BadSampleLog(lossy, 0.1)
     assert (caught.value.reasons, caught.value.files) == ({"no caption": 1}, {lossy.files[0]: 1})
+    offset = (tmp_path / "lossy.tar").read_bytes().index(b"b.png")
+    assert f"{lossy.files[0]}, byte {offset:,}, b: no caption" in str(caught.value)
     assert BadSampleLog(lossy, 0.6).summary().startswith("1 pairs ")
 
 

@@ -32,6 +32,8 @@ def test_all_problems_are_counted(manifest):
     assert sum(report.unreadable.values()) == 2
     assert report.unreadable["empty caption"] == 1
     assert report.worst_files == {manifest.files[0]: 3}  # with the one that the index skipped
+    assert [line.rpartition(": ")[2] for line in report.first_bad][::2] == ["no caption", "empty caption"]
+    assert all(line.startswith(f"{manifest.files[0]}, byte ") for line in report.first_bad)
     assert (report.same_image, report.same_pair, report.same_caption) == (2, 1, 2)
     assert (report.truncated_captions, report.context_length) == (1, 77)
     assert report.caption_tokens["max"] == 77

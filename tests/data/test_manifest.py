@@ -14,12 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastclip.checked_files import DamagedFile
+from fastclip.data import manifest as manifest_module
 from fastclip.data.images import UnusableSample
 from fastclip.data.manifest import INDEXES, open_manifest
 from fastclip.data.pairs import Columns, SourceError
 from fastclip.data.readers import ChangedFile
 from fastclip.data.remote import RemoteError
 from fastclip.data.tables import NO_IMAGE
+from fastclip.data.tar_headers import Contents, read_tar
 from fastclip.errors import PathError
 from tests.damage import flip, positions
 from tests.data.collections import pair_members, picture, png, write_shards, write_tar
@@ -383,3 +385,60 @@ def test_captions_beyond_the_first_are_counted_in_tables_folders_and_tars(tmp_pa
     assert open_manifest(str(tmp_path)).extra_captions == (1, 2)
     members = [("a.png", png(0)), ("a.txt", b"one\ntwo\n"), ("b.png", png(0)), ("b.txt", b"one\n")]
     assert open_manifest(str(write_tar(tmp_path / "s.tar", members))).extra_captions == (1, 1)
+
+
+# Tars that earlier versions read in part
+
+
+def test_an_index_of_a_version_that_read_less_is_not_used(tmp_path, monkeypatch):
+    halves = [write_tar(tmp_path / f"{i}.tar", pair_members(range(2 * i, 2 * i + 2))) for i in range(2)]
+    whole = tmp_path / "both" / "whole.tar"
+    whole.parent.mkdir()
+    whole.write_bytes(halves[0].read_bytes() + halves[1].read_bytes())
+
+    def first_tar_alone(stream):
+        members, damages = read_tar(stream)
+        return Contents(members[:6], damages)
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(manifest_module, "VERSION", 2)
+        earlier.setattr("fastclip.data.sources.read_tar", first_tar_alone)
+        assert len(open_manifest(str(whole))) == 2
+    manifest = open_manifest(str(whole))
+    assert [manifest.read(i).caption for i in range(4)] == [f"picture {i}" for i in range(4)]
+
+
+def test_what_indexing_skipped_is_logged_with_file_place_and_reason(tmp_path, caplog):
+    lines = ["image,caption", *(f"{i}.png,x" for i in range(8)), "folder,x", "a.png,good"]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "a.png").write_bytes(png(0))
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    manifest = open_manifest(str(tmp_path / "t.csv"))
+    assert manifest.problem_counts == {"image file not found": 8, "a folder, not a file": 1}
+    logged = [str(record.args[0]) for record in caplog.records if len(record.args) == 1]
+    assert logged == [f"{tmp_path}/t.csv, line {i + 2}, {i}.png: image file not found" for i in range(5)]
+
+
+def test_a_fifo_that_becomes_an_image_is_found(tmp_path):
+    os.mkfifo(tmp_path / "b.png")
+    (tmp_path / "a.png").write_bytes(png(0))
+    (tmp_path / "t.csv").write_text("image,caption\na.png,one\nb.png,two\n")
+    assert len(open_manifest(str(tmp_path / "t.csv"))) == 1
+    (tmp_path / "b.png").unlink()
+    (tmp_path / "b.png").write_bytes(png(1))
+    assert len(open_manifest(str(tmp_path / "t.csv"))) == 2
+
+
+@pytest.mark.timeout(60)
+def test_an_image_or_a_shard_that_becomes_a_fifo_is_an_error_of_the_sample(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(0))
+    (tmp_path / "t.csv").write_text("image,caption\na.png,one\n")
+    shard = write_tar(tmp_path / "s.tar", pair_members(range(1)))
+    manifest = open_manifest([str(tmp_path / "t.csv"), str(shard)]).reader()
+    for path in (tmp_path / "a.png", shard):
+        path.unlink()
+        os.mkfifo(path)
+    with pytest.raises(UnusableSample):
+        manifest.read(0)
+    with pytest.raises(ChangedFile):
+        manifest.read(1)

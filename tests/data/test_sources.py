@@ -163,15 +163,28 @@ class TestTar:
         assert not pairs
         assert "truncated or damaged tar after 0 images" in problems[""]
 
-    def test_pairs_after_a_damaged_header_are_counted_as_lost(self, tmp_path):
+    def test_a_damaged_header_costs_its_pair_and_has_its_place(self, tmp_path):
         path = write_tar(tmp_path / "s.tar", pair_members(range(10)))
         raw = bytearray(path.read_bytes())
         start = raw.index(b"000005.png")
         raw[start + 150] ^= 0xFF  # in the header's checksum
         path.write_bytes(raw)
+        items = list(read_pairs(File(str(path), "tar")))
+        problems = [item for item in items if isinstance(item, Problem)]
+        assert len(items) - len(problems) == 9
+        assert [(one.place, one.reason.split(" after ")[0], one.pairs) for one in problems] == [
+            (f"byte {start:,}", "truncated or damaged tar", 1),
+            (f"byte {raw.index(b'000005.txt'):,}", "caption without an image", 1),
+        ]
+
+    def test_pairs_that_are_overwritten_are_counted_as_lost(self, tmp_path):
+        path = write_tar(tmp_path / "s.tar", pair_members(range(10)))
+        raw = bytearray(path.read_bytes())
+        start, stop = raw.index(b"000003.png"), raw.index(b"000007.png")
+        raw[start:stop] = b"\1" * (stop - start)
+        path.write_bytes(raw)
         problems = [item for item in read_pairs(File(str(path), "tar")) if isinstance(item, Problem)]
-        assert len(problems) == 1
-        assert 4 <= problems[0].pairs <= 8  # estimated from the bytes that could not be read
+        assert [problem.pairs for problem in problems] == [4]  # estimated from the bytes that cannot be read
 
     def test_links_are_problems(self, tmp_path):
         path = tmp_path / "s.tar"

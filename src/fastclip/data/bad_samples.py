@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from fastclip.checked_files import DamagedFile
 from fastclip.data.manifest import Manifest
+from fastclip.data.pairs import printable
 
+_SHOWN = 5  # unusable pairs that an error lists
 log = logging.getLogger(__name__)
 
 
@@ -53,7 +56,7 @@ class BadSampleLog:
             if sample.id not in self.samples:
                 self.samples[sample.id] = sample
                 self._new.append(sample)
-                log.warning("sample %d of %s is skipped: %s", *sample)
+                log.warning("sample %d of %s is skipped: %s", sample.id, self._where(sample), sample.reason)
         self._check()
 
     def take_new(self) -> list[BadSample]:
@@ -74,6 +77,16 @@ class BadSampleLog:
         worst = ", ".join(f"{file} ({count:,})" for file, count in files.most_common(3))
         return f"{sum(reasons.values()):,} pairs could not be used: {why}. The worst files: {worst}."
 
+    def first(self, most: int) -> list[str]:
+        """The first unusable pairs, those that indexing skipped before others: file, place and reason."""
+        skipped = [str(problem) for problem in islice(self.manifest.problems(), most)]
+        found = [f"{self._where(sample)}: {sample.reason}" for sample in islice(self.samples.values(), most)]
+        return [*skipped, *found][:most]
+
+    def _where(self, sample: BadSample) -> str:
+        position = self.manifest.position(sample.id)
+        return printable(f"{sample.file}, {position}" if position else sample.file)
+
     def _counts(self) -> tuple[Counter[str], Counter[str]]:
         """Unusable pairs by reason and by file, with those that indexing skipped."""
         reasons, files = Counter(sample.reason for sample in self.samples.values()), Counter[str]()
@@ -91,6 +104,8 @@ class BadSampleLog:
         if len(self.samples) + self.left_out > self.max_bad * (len(self.manifest) + self.left_out):
             message = (
                 f"More than {self.max_bad:.1%} of the collection cannot be used. {self.summary()} "
-                "Inspect the collection with `fastclip data check`, or allow more, e.g. --data.max_bad 0.05."
+                "Inspect the collection with `fastclip data check`, or allow more, e.g. --data.max_bad 0.05. "
+                "The first of them:\n"
             )
+            message += "\n".join(f"  {one}" for one in self.first(_SHOWN))
             raise TooManyBadSamples(message, *self._counts())

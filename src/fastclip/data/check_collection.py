@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,10 +22,12 @@ from fastclip.data.contact_sheet import draw_contact_sheet
 from fastclip.data.decode import Augment, decoder
 from fastclip.data.images import open_image, upright_rgb
 from fastclip.data.manifest import Manifest
+from fastclip.data.pairs import printable
 from fastclip.data.readers import UNUSABLE
 from fastclip.files import parallel_map
 from fastclip.objective.algorithms import ALGORITHMS
 
+SHOWN = 20  # bad pairs that a command lists
 _CHUNK = 512
 
 
@@ -63,6 +66,8 @@ class Report:
     hours_per_epoch_per_core: float | None
     state_mib: dict[str, float] = field(default_factory=dict)
     """Memory of the sample state over all ranks, by algorithm."""
+    first_bad: list[str] = field(default_factory=list)
+    """The first pairs that cannot be used: file, place and reason."""
 
 
 def check(
@@ -84,9 +89,11 @@ def check(
     samples = np.unique(np.linspace(0, n - 1, min(n, limit or n)).astype(np.int64)).tolist()
     chunks = [samples[i : i + chunk] for i in range(0, len(samples), chunk)]
     counts: dict[str, Counter] = defaultdict(Counter)
+    bad = [str(problem) for problem in islice(manifest.problems(), SHOWN)]
     augment = augment or Augment()
     inspect = partial(_inspect, manifest, tokenizer, augment.formats)
     for done, inspected in enumerate(parallel_map(inspect, chunks, jobs or os.cpu_count() or 1), start=1):
+        bad += [pair.pop("bad") for pair in inspected if "bad" in pair][: SHOWN - len(bad)]
         for name, value in (item for pair in inspected for item in pair.items()):
             counts[name][value] += 1
         if progress:
@@ -118,6 +125,7 @@ def check(
         images_per_second_per_core=round(speed, 1),
         hours_per_epoch_per_core=round(n / speed / 3600, 4) if speed else None,
         state_mib=state_memory(n),
+        first_bad=bad,
     )
 
 
@@ -143,7 +151,9 @@ def _inspect(
             values["image"], values["caption"] = _hash(image), caption_group(caption)
             inspected.append(values | {"pair": (values["image"], values["caption"])})
         except UNUSABLE as error:
-            inspected.append({"unusable": str(error), "file": manifest.files[manifest.place(sample).file]})
+            where = ", ".join(part for part in (manifest.where(sample), manifest.position(sample)) if part)
+            values = {"unusable": str(error), "file": manifest.files[manifest.place(sample).file]}
+            inspected.append(values | {"bad": printable(f"{where}: {error}")})
     return inspected
 
 

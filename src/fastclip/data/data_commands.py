@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from fastclip.text import counted
 if TYPE_CHECKING:
     from fastclip.data.manifest import Manifest
 
+_SHOWN = 20  # pairs that the index skipped
 _MANY_EQUAL = 0.01  # share of repeated captions above which distinct negatives may help
 
 
@@ -37,9 +39,11 @@ def index(
     manifest = _open(path, image_column, caption_column, encoding)
     pairs, files, skipped = len(manifest), len(manifest.files), manifest.problem_counts
     fingerprint, extra = manifest.fingerprint, manifest.extra_captions
+    first = [str(problem) for problem in islice(manifest.problems(), _SHOWN)]
     verified = _verify(manifest) if verify else {}
     if json:
-        summary = {"pairs": pairs, "files": files, "left_out": skipped, "fingerprint": fingerprint}
+        summary = {"pairs": pairs, "files": files, "left_out": skipped, "first_left_out": first}
+        summary |= {"fingerprint": fingerprint}
         print(dumps(summary | {"extra_captions": extra._asdict()} | verified, indent=2))
         return
     covers = "all captions and a sample of images" if manifest.images_sampled else "all captions and images"
@@ -48,6 +52,8 @@ def index(
         say(f"verified: every caption and image {verified['verified']}")
     for reason, count in skipped.items():
         say(f"skipped: {count:,} × {reason}")
+    for line in first:
+        say(f"  {line}")
     if extra.pairs:
         say(f"{extra}.")
 
@@ -180,3 +186,5 @@ def _print_report(report, sheet: Path) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     console().print(table)
+    for line in report.first_bad:
+        print(f"  {line}")

@@ -18,8 +18,9 @@ import numpy as np
 
 from fastclip.checked_files import CheckedFile, CheckedWriter, DamagedFile, publish
 from fastclip.data.fingerprint import CaptionDigest
-from fastclip.data.pairs import Columns, ExtraCaptions, File, Pair, Problem, caption_lines
-from fastclip.data.readers import OpenFiles
+from fastclip.data.pairs import Columns, ExtraCaptions, File, Pair, Problem, SourceError, caption_lines
+from fastclip.data.plain_files import open_plain
+from fastclip.data.readers import ChangedFile, OpenFiles
 from fastclip.data.remote import is_remote, local_copy
 from fastclip.data.rows import IN_FILE, IN_PARQUET, IN_TAR, ROW, Place
 from fastclip.data.sources import read_pairs
@@ -112,9 +113,9 @@ class _Indexer:
     def records(self) -> Iterator[Record]:
         content = os.path.basename(self.file.path).encode() + b"\0" + _ends(self.file)
         items, in_parquet = read_pairs(self.file, self.columns), False
-        while some := list(islice(items, _CHUNK)):
+        while some := self._read(items):
             problems = [item for item in some if isinstance(item, Problem)]
-            rows = [self._row(item) for item in some if isinstance(item, Pair)]
+            rows = [item for item in some if isinstance(item, Place)]
             for problem in problems:
                 self._problem_counts[problem.reason.split(" after ")[0]] += problem.pairs
             lines = b"".join(json.dumps(problem._asdict()).encode() + b"\n" for problem in problems)
@@ -129,6 +130,18 @@ class _Indexer:
             yield Record(content, b"", b"", b"")
         if in_parquet:
             self._image_bytes += os.path.getsize(local_copy(self.file.path, self.file.version))
+
+    def _read(self, items: Iterator[Pair | Problem]) -> list[Place | Problem]:
+        """The next pairs as rows, and problems. An error of the disk names the file, as open's errors do."""
+        try:
+            some = islice(items, _CHUNK)
+            return [self._row(item) if isinstance(item, Pair) else item for item in some]
+        except ChangedFile as error:
+            raise SourceError(self.file.path, f"cannot be indexed: {error}. Run the command again.") from None
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise type(error)(error.errno, error.strerror, self.file.path) from error
 
     def summary(self) -> Summary:
         captions = self._captions.hex()
@@ -197,7 +210,7 @@ def _ends(file: File) -> bytes:
     """The first and last bytes of a shard or table: cheap to read, and rarely the same in two versions."""
     if file.kind == "folder":
         return b""
-    with open(local_copy(file.path, file.version, whole=True), "rb") as stream:
+    with open_plain(local_copy(file.path, file.version, whole=True)) as stream:
         start = stream.read(_END)
         stream.seek(max(0, os.fstat(stream.fileno()).st_size - _END))
         return start + stream.read(_END)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,34 +33,36 @@ from fastclip.checked_files import (
 )
 from fastclip.data.fingerprint import IMAGES, READ_WHOLE, take_fingerprint
 from fastclip.data.images import UnusableSample
-from fastclip.data.index_files import absolute, stat_of
+from fastclip.data.index_files import absolute
 from fastclip.data.index_together import Crew, Task, index_together
 from fastclip.data.merge_indexes import Merger
 from fastclip.data.pairs import (
     COMMON_COLUMNS,
-    EMPTY_FILE,
-    NO_FILE,
     UTF_8,
     Columns,
     ExtraCaptions,
     File,
     Problem,
     SourceError,
+    may_be_found_later,
     not_decodable,
 )
+from fastclip.data.plain_files import read_image_file
 from fastclip.data.readers import UNUSABLE, OpenFiles, ParquetImages, Span
-from fastclip.data.remote import is_remote, local_copy, remote_stamp
+from fastclip.data.remote import is_remote, local_copy
 from fastclip.data.rows import IN_FILE, IN_TAR, ROW, Place
-from fastclip.data.sources import find_files, list_folder
+from fastclip.data.sources import find_files
+from fastclip.data.stamps import digest, size_of, stamp_of, version_of
 from fastclip.data.tables import folder_of
 from fastclip.files import build_lock, cache_folder, cores
 from fastclip.text import counted
 
 log = logging.getLogger(__name__)
-VERSION = 2  # of the files in the cache: ids and order stay as they are
+VERSION = 3  # of the files in the cache: ids and order of intact collections stay as they are
 _THREAD_DESCRIPTORS = 64  # of each thread that reads: it takes shards one after another
 INDEXES = ".indexes"  # ends the name of the folder where the files of a manifest are indexed
 _GIVEN_UP = 7 * 86_400  # seconds after which an interrupted index is not expected to resume
+_SHOWN = 5  # problems that are logged one by one
 _BLOCK = 8192  # rows of a table or folder that count as one block for `shuffle: blocks`
 
 
@@ -92,7 +94,7 @@ class Manifest:
         self._cells = self._rows.data.view(f"V{ROW.itemsize}")
         self._strings = CheckedFile(folder / "strings.bin")
 
-        versions = [_version(path, stamp) for path, stamp in zip(self.files, self.stamps, strict=True)]
+        versions = [version_of(path, stamp) for path, stamp in zip(self.files, self.stamps, strict=True)]
         self._tars = OpenFiles(dict(zip(self.files, versions, strict=True)))
         self._columns = Columns(*about["columns"])
         self._tables = ParquetImages(self._columns, self._tars.versions)
@@ -126,7 +128,7 @@ class Manifest:
         if place.kind == IN_TAR:
             return self._tars.read(self.files[place.file], place.image_size, place.image)
         if place.kind == IN_FILE:
-            return local_copy(self.path_of(place)).read_bytes()
+            return read_image_file(local_copy(self.path_of(place)))
         return self._tables.read(self.files[place.file], place.image)
 
     def pair_at(self, place: Place) -> Sample:
@@ -168,6 +170,11 @@ class Manifest:
         """The file to inspect when this pair is damaged."""
         place = self.place(sample)
         return self.path_of(place) if place.kind == IN_FILE else self.files[place.file]
+
+    def position(self, sample: int) -> str:
+        """Where in that file the pair is: "byte 10,240" of its image, or "row 3"; "" if it is the file."""
+        place = self.place(sample)
+        return {IN_TAR: f"byte {place.image:,}", IN_FILE: ""}.get(place.kind, f"row {place.image}")
 
     def block_ends(self) -> np.ndarray:
         """The ends of blocks of neighbouring pairs: shards, and pieces of tables and folders."""
@@ -249,8 +256,8 @@ def open_manifest(
     encoding = codecs.lookup(columns.encoding).name.removesuffix("-sig")  # one name per encoding
     columns = columns._replace(encoding=encoding)
     with ThreadPoolExecutor(32) as pool:  # remote files respond slowly, but many at a time
-        stamps = list((pool.map if any(is_remote(file.path) for file in files) else map)(_stamp, files))
-    files = [f._replace(version=_version(f.path, s)) for f, s in zip(files, stamps, strict=True)]
+        stamps = list((pool.map if any(is_remote(file.path) for file in files) else map)(stamp_of, files))
+    files = [f._replace(version=version_of(f.path, s)) for f, s in zip(files, stamps, strict=True)]
     name = digest([VERSION, columns, [absolute(file.path) for file in files]])
     building = _Building(
         cache_folder("manifests") / name, files, stamps, columns, progress or (lambda done, total: None)
@@ -258,6 +265,8 @@ def open_manifest(
     manifest = building.open(crew or Crew(cores()))
     for reason, count in manifest.problem_counts.items():
         log.warning("%s: skipped %s × %s", manifest.files[0], f"{count:,}", reason)
+    for problem in islice(manifest.problems(), _SHOWN):
+        log.warning("skipped: %s", problem)
     return manifest
 
 
@@ -300,7 +309,7 @@ class _Building:
 
     def _tasks(self) -> list[Task]:
         return [
-            Task(file, self.indexes / f"{digest([file, stamp])}.index", _size(stamp))
+            Task(file, self.indexes / f"{digest([file, stamp])}.index", size_of(stamp))
             for file, stamp in zip(self.files, self.stamps, strict=True)
         ]
 
@@ -371,31 +380,8 @@ def _open(folder: Path) -> Manifest:
 
 def _found_again(manifest: Manifest) -> bool:
     """Whether an image that was missing is there now."""
-    if not {NO_FILE, EMPTY_FILE} & manifest.problem_counts.keys():
+    if not any(map(may_be_found_later, manifest.problem_counts)):
         return False
     problems = (p for p in manifest.problems() if not p.file.endswith(".tar"))
-    absent = (os.path.join(folder_of(p.file), p.key) for p in problems if p.reason in (NO_FILE, EMPTY_FILE))
-    return any(os.path.exists(path) and os.path.getsize(path) for path in absent)
-
-
-def _stamp(file: File) -> list[str]:
-    """Size and time of a file, or a digest of those of all files in a folder: changes when a file does."""
-    if is_remote(file.path):
-        return remote_stamp(file.path)
-    if file.kind != "folder":
-        return stat_of(file.path)
-    return [digest([[name, *stat_of(os.path.join(file.path, name))] for name in list_folder(file.path)])]
-
-
-def _size(stamp: list[str]) -> int:
-    """The bytes of a file; 0 if its stamp is that of a folder, or a server did not report them."""
-    return int(stamp[0]) if len(stamp) == 2 and stamp[0].isdecimal() else 0
-
-
-def _version(path: str, stamp: list[str]) -> str:
-    return " ".join(stamp) if is_remote(path) else ""
-
-
-def digest(thing: object) -> str:
-    """Hash anything that can be written as JSON."""
-    return blake2b(json.dumps(thing).encode(), digest_size=16).hexdigest()
+    absent = (os.path.join(folder_of(p.file), p.key) for p in problems if may_be_found_later(p.reason))
+    return any(os.path.isfile(path) and os.path.getsize(path) for path in absent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import numpy as np
 
 from fastclip.checked_files import CheckedWriter
 from fastclip.data.index_files import absolute, read_index
-from fastclip.data.pairs import ExtraCaptions, File, SourceError
+from fastclip.data.pairs import ExtraCaptions, File, Problem, SourceError
 from fastclip.data.rows import IN_FILE, IN_TAR, ROW
 
 
@@ -26,6 +27,7 @@ class Merger:
         self.problem_counts = Counter[str]()
         self.extra_captions = ExtraCaptions()
         self._content = blake2b(digest_size=16)
+        self._first: Problem | None = None
 
     def merge(self, files: list[File], indexes: list[Path], progress: Callable[[], None]) -> None:
         """Merge the index of each file; DamagedFile if one is damaged, SourceError if there is no pair."""
@@ -39,6 +41,8 @@ class Merger:
         if not self.pairs:
             worst = "; ".join(f"{count:,} × {reason}" for reason, count in self.problem_counts.most_common(3))
             problem = f"contains no usable pairs ({worst})." if worst else "contains no pairs."
+            if self._first:
+                problem += f" The first: {self._first}."
             raise SourceError(files[0].path, f"{problem} docs/data.md describes the formats.")
 
     def fingerprint_1(self) -> str:
@@ -58,6 +62,8 @@ class Merger:
             self._rows.write(rows)
             self._strings.write(record.strings)
             self._problems.write(record.problems)
+            if record.problems and self._first is None:
+                self._first = Problem(**json.loads(record.problems.splitlines()[0]))
         self.pairs += summary.pairs
         self.image_bytes += summary.image_bytes
         self.problem_counts.update(summary.problem_counts)

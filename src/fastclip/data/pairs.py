@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from os import PathLike
 from typing import Literal, NamedTuple
 
@@ -9,6 +10,15 @@ from fastclip.errors import PathError
 
 Kind = Literal["tar", "table", "folder"]
 NO_FILE, EMPTY_FILE = "image file not found", "image of 0 bytes"
+NOT_A_FILE = {  # by the type of a path
+    stat.S_IFDIR: "a folder, not a file",
+    stat.S_IFIFO: "a FIFO, not a file",
+    stat.S_IFSOCK: "a socket, not a file",
+    stat.S_IFCHR: "a device, not a file",
+    stat.S_IFBLK: "a device, not a file",
+}
+LONGEST_CAPTION = 1 << 24  # bytes, or characters of a field of a table
+LONG_CAPTION = "caption of more than 16 MiB"
 UTF_8 = "utf-8"
 
 
@@ -62,6 +72,14 @@ class Problem(NamedTuple):
     reason: str
     pairs: int = 1
     """How many; an estimate where a shard is damaged."""
+    place: str = ""
+    """Where in the file: "byte 10,240", "line 7", "row 3"; "" if the key says it."""
+
+    def __str__(self) -> str:
+        """File, place, key and reason in one line, without characters that would act on a terminal."""
+        where = ", ".join(part for part in (self.file, self.place, printable(self.key, 200)) if part)
+        several = f" (about {self.pairs:,} pairs)" if self.pairs > 1 else ""
+        return printable(f"{where}: {self.reason}{several}")
 
 
 class ExtraCaptions(NamedTuple):
@@ -78,9 +96,20 @@ class ExtraCaptions(NamedTuple):
         )
 
 
+def printable(text: str, longest: int = 1 << 13) -> str:
+    """One line of this text; other characters than printable ones are written as in Python."""
+    short = text if len(text) <= longest else f"{text[:longest]}…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
+
+
 def caption_lines(text: str) -> list[str]:
     """Split the captions of an image that may have several, one per line."""
     return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def may_be_found_later(reason: str) -> bool:
+    """Whether a table's image was skipped for what may change without the table."""
+    return reason in (NO_FILE, EMPTY_FILE, *NOT_A_FILE.values())
 
 
 def not_decodable(encoding: str) -> str:

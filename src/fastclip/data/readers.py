@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastclip.checked_files import CheckedFile, DamagedFile
 from fastclip.data.images import UnusableSample
-from fastclip.data.pairs import Columns
+from fastclip.data.pairs import Columns, SourceError
+from fastclip.data.parquet_tables import DAMAGED_PAGE, DamagedParquet, open_parquet, python_value, read_column
+from fastclip.data.plain_files import NotAFile, open_plain, read_image_file
 from fastclip.data.remote import checked_copy, fetch_again, local_copy
-from fastclip.data.tables import NO_IMAGE, find_columns
+from fastclip.data.tables import NO_IMAGE, Unreadable, find_columns
 from fastclip.files import open_files_limit
 
 
@@ -101,7 +102,7 @@ class OpenFiles:
         if self.limit is None:
             self.limit = most_descriptors()
         copy = checked_copy(path, self.versions[path])
-        self.files[path] = os.open(path, os.O_RDONLY) if copy is None else copy
+        self.files[path] = _open_shard(path) if copy is None else copy
         self._descriptors += _descriptors(self.files[path])
         while self._descriptors > self.limit and len(self.files) > 1:
             self._forget(next(iter(self.files)))
@@ -115,6 +116,15 @@ class OpenFiles:
     def __del__(self) -> None:
         for file in self.files.values():
             _close(file)
+
+
+def _open_shard(path: str) -> int:
+    """A descriptor of its own; ChangedFile if another thing has taken the place of the file."""
+    try:
+        with open_plain(path) as stream:
+            return os.dup(stream.fileno())
+    except NotAFile as error:
+        raise ChangedFile(f"it became {error.reason}, after it was indexed", path) from None
 
 
 def _descriptors(file: int | CheckedFile) -> int:
@@ -137,18 +147,29 @@ class ParquetImages:
 
     def read(self, path: str, row: int) -> bytes:
         try:
-            value = self._value(path, row)
+            value = self._intact_value(path, row)
+        except (DamagedParquet, IndexError, SourceError, NotAFile):  # its footer is another one
+            raise ChangedFile("the table changed after it was indexed", path) from None
+        if isinstance(value, Unreadable):
+            raise UnusableSample(f"image {value.reason}")
+        if isinstance(value, dict):  # Hugging Face's image: its bytes, or the name of a file
+            name, value = value.get("path"), value.get("bytes")
+            if not value and isinstance(name, str) and name:
+                value = read_image_file(os.path.join(os.path.dirname(path), name))
+        if not value:
+            raise UnusableSample(NO_IMAGE)
+        if not isinstance(value, bytes):
+            raise UnusableSample(f"image is a {type(value).__name__}, not bytes")
+        return value
+
+    def _intact_value(self, path: str, row: int) -> Any:
+        """A value; of a remote file whose copy is damaged, from a new copy."""
+        try:
+            return self._value(path, row)
         except DamagedFile as error:
             self.tables.pop(path, None)
             fetch_again(path, self.versions[path], self.copies.pop(path), error)
-            value = self._value(path, row)
-        if isinstance(value, dict):  # Hugging Face's image: its bytes, or the name of a file
-            name, value = value.get("path"), value.get("bytes")
-            if not value and name:
-                value = Path(os.path.dirname(path), name).read_bytes()
-        if not value:
-            raise UnusableSample(NO_IMAGE)
-        return value
+            return self._value(path, row)
 
     def _value(self, path: str, row: int) -> Any:
         table, ends, column = self._table(path)
@@ -156,21 +177,25 @@ class ParquetImages:
         if (path, group) not in self.groups:
             if path in self.copies:
                 _check_group(self.copies[path], table.metadata.row_group(group))
-            self.groups[path, group] = table.read_row_group(group, columns=[column]).column(0)
+            try:
+                self.groups[path, group] = read_column(table, group, column)
+            except DamagedParquet as error:  # kept, as each of its rows asks for it
+                self.groups[path, group] = f"{DAMAGED_PAGE} (row group {group}, column {column}: {error})"
             if len(self.groups) > self.limit:
                 self.groups.popitem(last=False)
-        return self.groups[path, group][row - (int(ends[group - 1]) if group else 0)].as_py()
+        found = self.groups[path, group]
+        if isinstance(found, str):
+            raise UnusableSample(found)
+        return python_value(found[row - (int(ends[group - 1]) if group else 0)])
 
     def _table(self, path: str) -> tuple:
         if path in self.tables:
             self.tables.move_to_end(path)
         else:
-            import pyarrow.parquet as pq
-
             if (copy := checked_copy(path, self.versions[path])) is not None:
                 self.copies[path] = copy
                 _check_footer(copy)
-            table = pq.ParquetFile(local_copy(path, self.versions[path]))
+            table = open_parquet(local_copy(path, self.versions[path]))
             counts = [table.metadata.row_group(i).num_rows for i in range(table.metadata.num_row_groups)]
             column, _ = find_columns(path, table.schema_arrow.names, self.columns)
             self.tables[path] = (table, np.cumsum(counts), column)

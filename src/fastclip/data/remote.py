@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import IO
 
 import fsspec
+from fsspec.registry import known_implementations, registry
+from fsspec.utils import get_protocol
 
 from fastclip.checked_files import SMALL, CheckedFile, CheckedWriter, DamagedFile, digests_of, publish
 from fastclip.files import build_lock, cache_folder
@@ -28,6 +30,14 @@ class RemoteError(OSError):
 def is_remote(path: str) -> bool:
     """Whether a path is read with fsspec: s3://, gs://, https://, hf://, …"""
     return "://" in path
+
+
+def url_problem(url: str) -> str:
+    """Why no such file can be fetched; "" if one may be."""
+    if "\0" in url or (not url.isascii() and url != url.encode("utf-8", "replace").decode()):
+        return "not a possible URL"
+    protocol = get_protocol(url)
+    return "" if protocol in registry or protocol in known_implementations else "a URL of an unknown protocol"
 
 
 def local_copy(path: str, version: str = "", *, whole: bool = False) -> Path:

@@ -20,4 +20,5 @@ class Place(NamedTuple):
     caption: int  # offset in the tar, or in strings.bin
 
 
+LARGEST_SIZE = (1 << 32) - 1  # bytes of an image or a caption in a tar
 ROW = np.dtype({"names": Place._fields, "formats": ["<u4", "<u4", "<u8", "<u4", "<u4", "<u8"]})

@@ -9,15 +9,17 @@ from __future__ import annotations
 import glob
 import os
 import re
-import tarfile
 from collections.abc import Iterator
+from io import TextIOWrapper
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from fastclip.data.pairs import (
     COMMON_COLUMNS,
     EMPTY_FILE,
+    LONG_CAPTION,
+    LONGEST_CAPTION,
     Columns,
     File,
     Pair,
@@ -26,8 +28,12 @@ from fastclip.data.pairs import (
     caption_lines,
     not_decodable,
 )
+from fastclip.data.parquet_tables import read_parquet
+from fastclip.data.plain_files import ERRORS_OF_A_NAME, NotAFile, not_a_file, open_plain
 from fastclip.data.remote import is_remote, local_copy, remote_glob
-from fastclip.data.tables import file_pair, read_csv, read_jsonl, read_parquet
+from fastclip.data.rows import LARGEST_SIZE
+from fastclip.data.tables import file_pair, read_csv, read_jsonl
+from fastclip.data.tar_headers import DAMAGED, Damage, Member, read_tar
 from fastclip.data.text_files import with_mark
 from fastclip.text import did_you_mean
 
@@ -95,6 +101,7 @@ def _find_one(path: str) -> list[File]:
     if not is_remote(path) and not os.path.exists(path):
         raise SourceError(path, f"does not exist.{_similar(path)}")
     if extension in ("tar", *TABLES):
+        _require_plain(path)
         return [File(path, "tar" if extension == "tar" else "table")]
     if is_remote(path) or not os.path.isdir(path):
         kinds = ", ".join(("tar", *TABLES))
@@ -102,6 +109,18 @@ def _find_one(path: str) -> list[File]:
             path, f"is neither a folder nor one of: {kinds}. A remote folder requires a pattern: …/*.tar"
         )
     return _find_in_folder(path)
+
+
+def _require_plain(path: str) -> None:
+    """Refuse a FIFO, which would wait for a writer forever, and the like."""
+    if is_remote(path):
+        return
+    try:
+        reason = not_a_file(os.stat(path).st_mode)
+    except OSError as error:
+        raise SourceError(path, f"cannot be opened: {error.strerror}.") from None
+    if reason:
+        raise SourceError(path, f"is {reason}. A shard or a table must be a file, or a link to one.")
 
 
 def _similar(path: str) -> str:
@@ -118,11 +137,15 @@ def _find_in_folder(path: str) -> list[File]:
     names = sorted(os.listdir(path), key=os.fsencode)
     shards = [File(os.path.join(path, name), "tar") for name in names if name.endswith(".tar")]
     if shards:
+        for shard in shards:
+            _require_plain(shard.path)
         return shards  # img2dataset writes its own tables beside its shards: they are not a second copy
     if any(name in FOLDER_TABLES for name in names):
         return [File(path, "folder")]
     tables = [n for n in names if _extension(n) in TABLES]
     if tables and not _is_img2dataset_files(path, names):
+        for name in tables:
+            _require_plain(os.path.join(path, name))
         return [File(os.path.join(path, name), "table") for name in tables]
     return [File(path, "folder")]
 
@@ -142,93 +165,81 @@ def read_pairs(file: File, columns: Columns = COMMON_COLUMNS) -> Iterator[Pair |
     return TABLES[_extension(file.path)](file, columns)
 
 
-class Member(NamedTuple):
-    """A file in a tar; as in webdataset, the first dot of its base name ends the key."""
-
-    key: str
-    extension: str
-    offset: int
-    size: int
-    plain: bool
-    """Not a link or a sparse file."""
-
-
 def tar_members(stream: BinaryIO) -> tuple[list[Member], str]:
-    """Read the headers of a tar in one pass: its files, and how it is damaged ("" if it is complete)."""
-    members: list[Member] = []
-    end = 0
-    try:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # otherwise it stores them all
-                if member.isdir():
-                    continue
-                folder, slash, base = member.name.rpartition("/")
-                stem, _, extension = base.partition(".")
-                key, plain = folder + slash + stem, member.isreg() and not member.issparse()
-                members.append(Member(key, extension.lower(), member.offset_data, member.size, plain))
-            end = tar.offset
-    except tarfile.TarError:
-        pass  # detected below, at the end
-    # A tar ends with a block of zeros; tarfile stops silently at a header that it cannot read.
-    stream.seek(end)
-    complete = end and stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
-    return members, "" if complete else "truncated or damaged tar"
+    """The files of a tar, and how it is damaged first ("" if it is complete)."""
+    members, damages = read_tar(stream)
+    return members, f"{damages[0].reason} at byte {damages[0].start:,}" if damages else ""
 
 
 def _read_tar(file: File) -> Iterator[Pair | Problem]:
     """A pair's members need not be adjacent; pairs are in the order of their images."""
-    images: dict[str, tuple[int, int]] = {}
-    captions: dict[str, tuple[int, int]] = {}
+    images: dict[str, Member] = {}
+    captions: dict[str, Member] = {}
     problems = []
-    with open(local_copy(file.path, file.version), "rb") as stream:
+    with open_plain(local_copy(file.path, file.version)) as stream:
         size = os.fstat(stream.fileno()).st_size
-        members, damage = tar_members(stream)
-    for key, extension, offset, length, plain in members:
+        members, damages = read_tar(stream)
+    for member in members:
+        key, extension = member.key, member.extension
         place = images if extension in IMAGE_EXTENSIONS else captions if extension == "txt" else None
         if place is None:
             continue
-        if not plain:
-            problems.append(Problem(file.path, key, "a link or a sparse member, not a plain file"))
+        if not member.plain:
+            problems.append(_problem(file.path, member, member.problem))
         elif key in place:
-            problems.append(Problem(file.path, key, f"duplicate key, second .{extension} skipped"))
+            problems.append(_problem(file.path, member, f"duplicate key, second .{extension} skipped"))
         else:
-            place[key] = (offset, length)
-    if damage:
-        problems.append(_damaged(file.path, damage, size, members, len(images)))
+            place[key] = member
+    problems += _damaged(file.path, damages, members, len(images))
     for key, image in images.items():
         caption = captions.pop(key, None)
-        reason = _unusable(image, caption, size)
-        yield Problem(file.path, key, reason) if reason or caption is None else Pair(image, caption)
-    problems += [Problem(file.path, key, "caption without an image") for key in captions]
+        if reason := _unusable(image, caption, size):
+            yield _problem(file.path, image, reason)
+        elif caption is not None:
+            yield Pair((image.offset, image.size), (caption.offset, caption.size))
+    problems += [_problem(file.path, caption, "caption without an image") for caption in captions.values()]
     yield from problems
 
 
-def _damaged(path: str, damage: str, size: int, members: list[Member], images: int) -> Problem:
+def _problem(path: str, member: Member, reason: str) -> Problem:
+    return Problem(path, member.key, reason, place=f"byte {member.header:,}")
+
+
+def _damaged(path: str, damages: list[Damage], members: list[Member], images: int) -> Iterator[Problem]:
     """The number of lost pairs is estimated from the average size of the readable ones."""
-    end = members[-1].offset + members[-1].size if members else 0
-    lost = max(1, round((size - end) / (end / images))) if images and end else 1
-    return Problem(path, "", f"{damage} after {images:,} images", lost)
+    last = members[-1] if members else Member("", "", 0, 0, 0)
+    end = last.offset + last.size
+    read = end - sum(damage.stop - damage.start for damage in damages if damage.stop <= last.header)
+    for start, stop, reason, key in damages:
+        if reason != DAMAGED:  # of a single member
+            yield Problem(path, key, reason, place=f"byte {start:,}")
+            continue
+        lost = stop - (start if stop <= last.header else end)
+        pairs = max(1, round(lost / (read / images))) if images and read else 1
+        yield Problem(path, key, f"{reason} after {images:,} images", pairs, f"byte {start:,}")
 
 
-def _unusable(image: tuple[int, int], caption: tuple[int, int] | None, file_size: int) -> str:
-    if sum(image) > file_size:
+def _unusable(image: Member, caption: Member | None, file_size: int) -> str:
+    if image.offset + image.size > file_size:
         return "image cut off by the end of the tar"
-    if image[1] == 0:
+    if image.size == 0:
         return EMPTY_FILE
+    if image.size > LARGEST_SIZE:
+        return "image of more than 4 GiB"
     if caption is None:
         return "no caption"
-    if caption[1] == 0:
+    if caption.size == 0:
         return "empty caption"
-    if sum(caption) > file_size:
+    if caption.offset + caption.size > file_size:
         return "caption cut off by the end of the tar"
-    return ""
+    return LONG_CAPTION if caption.size > LONGEST_CAPTION else ""
 
 
 def _read_folder(path: str, columns: Columns) -> Iterator[Pair | Problem]:
     for name in FOLDER_TABLES:
         table = os.path.join(path, name)
         if os.path.exists(table):
+            _require_plain(table)
             read = read_jsonl if name.endswith("jsonl") else read_csv
             yield from read(File(table, "table"), columns)
             return
@@ -236,11 +247,10 @@ def _read_folder(path: str, columns: Columns) -> Iterator[Pair | Problem]:
     if not images:
         raise SourceError(path, f"has no tar shards, tables or images ({', '.join(IMAGE_EXTENSIONS)}).")
     for name in images:
-        sidecar = Path(path, name).with_suffix(".txt")
         try:
-            caption = sidecar.read_text(with_mark(columns.encoding)) if sidecar.exists() else None
-        except UnicodeError:
-            yield Problem(path, name, not_decodable(columns.encoding))
+            caption = _read_caption(Path(path, name).with_suffix(".txt"), columns.encoding)
+        except _BadCaption as error:
+            yield Problem(path, name, str(error))
             continue
         pair = file_pair(path, name, caption)
         if isinstance(pair, Pair) and caption is not None:
@@ -248,11 +258,44 @@ def _read_folder(path: str, columns: Columns) -> Iterator[Pair | Problem]:
         yield pair
 
 
+class _BadCaption(Exception):
+    """A caption beside an image that cannot be used; the message is the reason."""
+
+
+def _read_caption(path: Path, encoding: str) -> str | None:
+    """The caption in a file beside its image; None if there is none."""
+    try:
+        with open_plain(path) as stream:
+            if os.fstat(stream.fileno()).st_size > LONGEST_CAPTION:
+                raise _BadCaption(LONG_CAPTION)
+            return TextIOWrapper(stream, with_mark(encoding)).read()
+    except FileNotFoundError:
+        return None
+    except NotAFile as error:
+        raise _BadCaption(f"caption is {error.reason}") from None
+    except UnicodeError:
+        raise _BadCaption(not_decodable(encoding)) from None
+    except OSError as error:
+        if not isinstance(error, PermissionError) and error.errno not in ERRORS_OF_A_NAME:
+            raise
+        raise _BadCaption(f"caption cannot be read: {error.strerror}") from None
+
+
 def list_folder(path: str) -> list[str]:
-    """List all files below a folder, relative to it, in byte order of their names."""
-    names = [
-        os.path.relpath(os.path.join(folder, name), path)
-        for folder, _, files in os.walk(path, followlinks=True)
-        for name in files
-    ]
+    """List all files below a folder, relative to it, in byte order of their names.
+
+    Links are followed, except to a folder that holds them: its files are listed already.
+    """
+    names = []
+    for folder, folders, files in os.walk(path, followlinks=True):
+        names += [os.path.relpath(os.path.join(folder, name), path) for name in files]
+        folders[:] = [name for name in folders if not _leads_back(os.path.join(folder, name))]
     return sorted(names, key=os.fsencode)
+
+
+def _leads_back(folder: str) -> bool:
+    """Whether it is a link to a folder that holds it."""
+    if not os.path.islink(folder):
+        return False
+    target, holder = os.path.realpath(folder), os.path.realpath(os.path.dirname(folder))
+    return os.path.commonpath([target, holder]) == target

@@ -1,4 +1,4 @@
-"""Read pairs from tables: CSV, TSV, Parquet with file names or image bytes, and metadata.jsonl."""
+"""Read pairs from tables of file names: CSV, TSV and metadata.jsonl. One bad row costs itself alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import NamedTuple
 
 from fastclip.data.pairs import (
     EMPTY_FILE,
+    LONG_CAPTION,
+    LONGEST_CAPTION,
     NO_FILE,
     UTF_8,
     Columns,
@@ -21,7 +23,8 @@ from fastclip.data.pairs import (
     SourceError,
     not_decodable,
 )
-from fastclip.data.remote import is_remote, local_copy
+from fastclip.data.plain_files import BAD_NAME, not_a_file
+from fastclip.data.remote import is_remote, url_problem
 from fastclip.data.text_files import open_text
 
 # The names that open_clip, img2dataset, Hugging Face and common datasets use, tried in this order
@@ -31,28 +34,65 @@ IMAGE_COLUMNS = (
 )
 CAPTION_COLUMNS = ("title", "caption", "text", "txt", "description", "sentence", "prompt", "captions")
 NO_IMAGE = "the row has no image"
-_MAX_FIELD = 1 << 24  # characters of a CSV field
+_LONGEST_LIST = 1 << 16  # characters of a list written as text; parsing takes a hundred times its memory
 _MAX_LINES = 100  # of a caption
 
 
 def read_csv(file: File, columns: Columns) -> Iterator[Pair | Problem]:
     """Yield pairs of a table of file names, delimited by commas or tabs: whichever the header has more of."""
-    csv.field_size_limit(_MAX_FIELD)
+    csv.field_size_limit(LONGEST_CAPTION)
     with open_text(file, columns.encoding, newline="") as stream:
-        header = stream.readline()
+        header = stream.readline(LONGEST_CAPTION)
         delimiter = "\t" if header.count("\t") >= header.count(",") and "\t" in header else ","
         stream.seek(0)
-        rows = csv.DictReader(stream, delimiter=delimiter)
-        image_column, caption_column = find_columns(file.path, list(rows.fieldnames or []), columns)
+        rows = csv.reader(stream, delimiter=delimiter)
         try:
-            for row in rows:
-                if None in row:
-                    reason = "more fields than columns: is a comma in the caption not quoted?"
-                    yield Problem(file.path, f"line {rows.line_num}", reason)
-                else:
-                    yield file_pair(file.path, row.get(image_column), row.get(caption_column))
+            names = next(rows, [])
         except csv.Error as error:
             raise SourceError(file.path, f", line {rows.line_num}: {error}") from error
+        chosen = find_columns(file.path, names, columns)
+        while True:
+            first = rows.line_num + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:  # a field without an end, say; the reader begins anew on the next line
+                lines = rows.line_num - first + 1
+                yield Problem(file.path, f"line {first}", f"not a readable row: {error}", lines)
+                continue
+            if row:
+                yield _csv_pair(file.path, first, names, row, chosen, delimiter)
+
+
+def _csv_pair(
+    table: str, line: int, names: list[str], row: list[str], chosen: tuple[str, str], delimiter: str
+) -> Pair | Problem:
+    if len(row) > len(names):
+        reason = "more fields than columns: is a comma in the caption not quoted?"
+        found: Pair | Problem = Problem(table, f"line {line}", reason)
+    else:
+        cells = dict(zip(names, row, strict=False))
+        found = at(file_pair(table, cells.get(chosen[0]), cells.get(chosen[1])), f"line {line}")
+    longest = max(row, key=len)
+    if isinstance(found, Pair) or longest.count("\n") <= _MAX_LINES:
+        return found
+    swallowed = csv.reader(longest.split("\n"), delimiter=delimiter, quoting=csv.QUOTE_NONE)
+    alike = (dict(zip(names, other, strict=True)) for other in swallowed if len(other) == len(names))
+    rows = sum(isinstance(file_pair(table, other[chosen[0]], "text"), Pair) for other in alike)
+    return found._replace(pairs=1 + rows)
+
+
+def at(found: Pair | Problem, place: str) -> Pair | Problem:
+    """Say where in its table a problem is."""
+    return found._replace(place=place) if isinstance(found, Problem) else found
+
+
+class Unreadable(NamedTuple):
+    """A cell whose value cannot be read."""
+
+    reason: str
+    """The rest of a sentence on it: "is not UTF-8"."""
 
 
 def find_columns(path: str, names: list[str], given: Columns) -> tuple[str, str]:
@@ -79,19 +119,37 @@ def find_columns(path: str, names: list[str], given: Columns) -> tuple[str, str]
 
 def file_pair(table: str, name: object, caption: object) -> Pair | Problem:
     """A pair whose image is a separate file, named relative to the table's folder."""
+    if isinstance(name, Unreadable):
+        return Problem(table, "", f"file name {name.reason}")
     if not name or not isinstance(name, str):
-        return Problem(table, str(name), "no file name")
+        return Problem(table, _short(name), "no file name")
     if not is_remote(name):
         try:
-            if os.stat(os.path.join(folder_of(table), name)).st_size == 0:
-                return Problem(table, name, EMPTY_FILE)
+            found = os.stat(os.path.join(folder_of(table), name))
         except OSError:
             return Problem(table, name, NO_FILE)
-    return _pair(table, name, name, caption)
+        except ValueError:  # a NUL, or half of a character
+            return Problem(table, name, BAD_NAME)
+        if reason := not_a_file(found.st_mode):
+            return Problem(table, name, reason)
+        if found.st_size == 0:
+            return Problem(table, name, EMPTY_FILE)
+    elif reason := url_problem(name):
+        return Problem(table, name, reason)
+    return table_pair(table, name, name, caption)
 
 
-def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Problem:
+def _short(name: object) -> str:
+    """What stands in place of a name; a list or a number may be too large to print."""
+    if isinstance(name, int) and name.bit_length() > 64:
+        return "a large number"
+    return str(name) if name is None or isinstance(name, (str, int, float)) else f"a {type(name).__name__}"
+
+
+def table_pair(file: str, key: str, image: str | int, caption: object) -> Pair | Problem:
     """A pair whose caption is in a table; of a list of captions, the first that is not empty."""
+    if isinstance(caption, Unreadable):
+        return Problem(file, key, f"caption {caption.reason}")
     captions = _listed(caption)
     if isinstance(caption, (list, tuple)):
         caption = captions[0] if captions else None
@@ -101,6 +159,8 @@ def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Prob
         return Problem(file, key, f"caption is a {type(caption).__name__}, not text")
     if not caption.strip():
         return Problem(file, key, "empty caption")
+    if len(caption) > LONGEST_CAPTION:
+        return Problem(file, key, LONG_CAPTION)
     if caption.count("\n") > _MAX_LINES:
         return Problem(file, key, f"caption of more than {_MAX_LINES} lines: is a quote not closed?")
     try:
@@ -112,7 +172,8 @@ def _pair(file: str, key: str, image: str | int, caption: object) -> Pair | Prob
 
 def _listed(caption: object) -> list[str]:
     """The captions of a list that are not empty; also of a list written as text, in JSON or Python."""
-    if isinstance(caption, str) and (text := caption.strip()).startswith("[") and text.endswith("]"):
+    text = caption.strip() if isinstance(caption, str) and len(caption) <= _LONGEST_LIST else ""
+    if text.startswith("[") and text.endswith("]"):
         for parse in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
                 caption = parse(text)
@@ -127,45 +188,6 @@ def folder_of(path: str) -> str:
     return path if os.path.isdir(path) else os.path.dirname(path)
 
 
-def read_parquet(file: File, columns: Columns) -> Iterator[Pair | Problem]:
-    """Yield pairs of a table of image bytes (binary, or Hugging Face's struct), or of file names."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(local_copy(file.path, file.version))
-    except pa.ArrowException as error:
-        raise SourceError(file.path, f"is not a readable Parquet file: {error}") from error
-    image_column, caption_column = find_columns(file.path, table.schema_arrow.names, columns)
-    kind = table.schema_arrow.field(image_column).type
-    plain_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    holds_bytes = plain_bytes or pa.types.is_struct(kind)
-    wanted = [caption_column] if holds_bytes else [image_column, caption_column]
-    row = 0
-    for group in range(table.num_row_groups):
-        empty = _empty_rows(table, group, image_column) if plain_bytes else set()
-        values = table.read_row_group(group, columns=wanted).to_pydict()
-        for i, caption in enumerate(values[caption_column]):
-            if i in empty:
-                yield Problem(file.path, f"row {row}", NO_IMAGE)
-            elif holds_bytes:
-                yield _pair(file.path, f"row {row}", row, caption)
-            else:
-                yield file_pair(file.path, values[image_column][i], caption)
-            row += 1
-
-
-def _empty_rows(table: Any, group: int, column: str) -> set[int]:
-    """Rows of a group whose image is null, as img2dataset writes for failed downloads."""
-    metadata = table.metadata.row_group(group)
-    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
-    known = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == column)
-    if known is not None and known.has_null_count and known.null_count == 0:
-        return set()  # known without reading the images
-    nulls = table.read_row_group(group, columns=[column]).column(0).is_null()
-    return {i for i, null in enumerate(nulls.to_pylist()) if null}
-
-
 def read_jsonl(file: File, columns: Columns) -> Iterator[Pair | Problem]:
     """Yield pairs of Hugging Face's metadata.jsonl: one object per line, with file_name and a caption."""
     path, chosen = file.path, None
@@ -173,7 +195,7 @@ def read_jsonl(file: File, columns: Columns) -> Iterator[Pair | Problem]:
         for number, line in enumerate(stream, start=1):
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):  # no JSON, an integer of thousands of digits, or too deep
                 row = None
             if not isinstance(row, dict):
                 if line.strip():
@@ -184,4 +206,4 @@ def read_jsonl(file: File, columns: Columns) -> Iterator[Pair | Problem]:
             except SourceError:
                 yield Problem(path, f"line {number}", "no image or no caption on this line")
                 continue
-            yield file_pair(path, row.get(chosen[0]), row.get(chosen[1]))
+            yield at(file_pair(path, row.get(chosen[0]), row.get(chosen[1])), f"line {number}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from os import PathLike
 from typing import NamedTuple, TextIO
 
 from fastclip.data.pairs import UTF_8, File, SourceError
+from fastclip.data.plain_files import open_plain
 from fastclip.data.remote import local_copy
 
 # Encodings to guess: those of browsers. More of them would only find more that fit by chance.
@@ -32,7 +34,7 @@ def open_text(file: File, encoding: str, newline: str | None = None) -> Iterator
         advice = "Omit --data.encoding (training) or --encoding (data commands)."
         raise SourceError(file.path, f"is valid UTF-8 and would be garbled in {encoding}. {advice}")
     try:
-        with open(path, newline=newline, encoding=with_mark(encoding)) as stream:
+        with open_plain(path) as raw, TextIOWrapper(raw, with_mark(encoding), newline=newline) as stream:
             yield stream
     except UnicodeError:
         raise _undecodable(file.path, path, encoding) from None

@@ -224,7 +224,7 @@ def _in_files(folder: Path, loose: list[Path], tars: list[Path]) -> Pictures:
         with path.open("rb") as stream:
             members, damage = tar_members(stream)
         if damage:
-            log.warning("%s: %s; using the images before it.", path, damage)
+            log.warning("%s: %s; using the images that can be read.", path, damage)
         plain = [(one, ImagePlace(str(path), one.offset, one.size)) for one in members if one.plain]
         texts = {member.key: place for member, place in plain if member.extension == "txt"}
         for member, place in plain:
