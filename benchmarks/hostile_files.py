@@ -6,7 +6,6 @@ something bad is not reported with file, place and reason, or on any error that 
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tests.data.hostile_cases import Hostile, differences, image_cases, read_all
 from tests.data.hostile_files import HOSTILE_FILES
+from tests.data.hostile_images import HOSTILE_IMAGES
 
 from fastclip.files import parallel_map
 
@@ -25,11 +25,7 @@ JOBS = 2
 
 def hostile_files() -> dict[str, Hostile]:
     """All cases by name; images of `tests/data/hostile_images.py` are cases too."""
-    cases = dict(HOSTILE_FILES)
-    if importlib.util.find_spec("tests.data.hostile_images"):
-        images = importlib.import_module("tests.data.hostile_images").HOSTILE_IMAGES
-        cases |= {case.name: case for case in image_cases(images)}
-    return cases
+    return HOSTILE_FILES | {case.name: case for case in image_cases(HOSTILE_IMAGES)}
 
 
 def read_hostile_files() -> dict[str, dict[str, int]]:

@@ -187,4 +187,4 @@ def _print_report(report, sheet: Path) -> None:
         table.add_row(name, value)
     console().print(table)
     for line in report.first_bad:
-        print(f"  {line}")
+        say(f"  {line}")
