@@ -73,6 +73,20 @@ def test_a_death_names_its_signal_and_what_to_do(number, advice):
 
 
 @pytest.mark.slow
+def test_a_launchers_signal_to_the_group_does_not_reach_a_loader_worker_that_starts(monkeypatch):
+    """As torchrun's, which signals all processes of a rank's group; before, the loader worker died of it."""
+    leave = os.setpgid
+
+    def signalled_just_before(pid, group):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        leave(pid, group)
+
+    monkeypatch.setattr(os, "setpgid", signalled_just_before)
+    assert list(load(items=3, workers=2)) == [0, 1, 2]
+
+
+@pytest.mark.slow
 def test_an_exit_code_is_reported():
     with pytest.raises(DeadLoaderWorker, match="exit code 3") as caught:
         list(load(at(1, lambda: os._exit(3))))

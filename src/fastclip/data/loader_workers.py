@@ -35,6 +35,7 @@ _LOOK_EVERY = 1.0  # seconds between two looks at the loader workers, should a d
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 _FEWER = "use fewer loader workers: --data.workers"
 _LARGER = f"In a container, enlarge it with `docker run --shm-size` or pass --ipc=host; or {_FEWER}."
+_OF_LAUNCHERS = {signal.SIGTERM, signal.SIGINT}  # sent to whole process groups
 _OPEN_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -164,6 +165,7 @@ def _start(loader: DataLoader) -> tuple[Iterator[Any], list[Any]]:
     """Start the loader workers; torch's handler of SIGCHLD, which raises anywhere, is removed again."""
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD) if in_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_LAUNCHERS)  # inherited, until they leave the group
     try:
         received = iter(loader)
     except (RuntimeError, OSError) as error:
@@ -173,6 +175,7 @@ def _start(loader: DataLoader) -> tuple[Iterator[Any], list[Any]]:
             raise DeadLoaderWorker(f"A loader worker died at its start ({str(error).strip()}).") from None
         raise
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if in_main:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
     return received, received._workers  # type: ignore[attr-defined]
@@ -327,6 +330,9 @@ def _unchanged(item: Any) -> Any:
 def _begin(worker: int) -> None:
     """Leave the process group: signals of a launcher or Ctrl-C are for the trainer alone, which ends us."""
     os.setpgid(0, 0)
+    while pending := signal.sigpending() & _OF_LAUNCHERS:  # those that came before
+        signal.sigwait(pending)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_LAUNCHERS)
     Queue._on_queue_feeder_error = staticmethod(_end_with)  # type: ignore[attr-defined]
 
 
