@@ -1,7 +1,8 @@
-"""Kills runs at random moments, damages checkpoints and caches at random places, and checks the outcome.
+"""Kills and signals runs at random moments, damages checkpoints and caches at random places, and checks.
 
-After the kills the result must be bit-identical to that of an undisturbed run. A damaged file must be refused
-by name or rebuilt: nothing may be used silently. Of hostile collections, every bad pair must be reported.
+After kills and signals the result must be bit-identical to that of an undisturbed run. A damaged file must be
+refused by name or rebuilt: nothing may be used silently. Of hostile collections, every bad pair must be
+reported.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from tests.training.runs import ALGORITHM, MOMENTS, Lab, assert_same_run, metrics
 
 from benchmarks.hostile_files import read_hostile_files
+from benchmarks.hostile_signals import signal_repeatedly
 from benchmarks.record import RESULTS, save
 from fastclip.data.decoded_cache import DecodedCache
 from fastclip.data.images import MAX_PIXELS
@@ -97,6 +99,7 @@ PARTS: dict[str, Callable[[Path, Random], dict]] = {
     "mutations": lambda folder, random: mutate_everything(folder, 600, random),
     "K=1": lambda folder, random: kill_repeatedly(folder, 1, 100, random),
     "K=2": lambda folder, random: kill_repeatedly(folder, 2, 100, random),
+    "signals": lambda folder, random: signal_repeatedly(folder, 60, random),
 }
 
 Use = Callable[[], str]

@@ -305,8 +305,11 @@ def fuzz() -> list[str]:
     return _table(["reader", "executions", "failures", "where"], rows)
 
 
+_END = {"0": "exit code 0", "75": "exit code 75", "0 and 75": "exit codes 0 and 75"}
+
+
 def hostile() -> list[str]:
-    """What came of kills and of damaged files."""
+    """What came of kills, of signals and of damaged files."""
     figures = _figures("hostile")
     rows = []
     for ranks in (1, 2):
@@ -320,6 +323,9 @@ def hostile() -> list[str]:
                 f"{moments}; {steps}",
             ]
         )
+    for phase, ends in figures.get("signals", {}).get("phases", {}).items():
+        shown = ", ".join(f"{count} × {_END.get(end, end)}" for end, count in ends.items())
+        rows.append([f"signals: {phase}", f"{sum(ends.values())}", shown])
     for name, outcomes in figures["mutations"].items():
         kinds: dict[str, int] = {}
         for outcome, count in outcomes.items():

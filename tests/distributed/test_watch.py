@@ -248,7 +248,7 @@ def test_a_failure_is_passed_on_with_its_reason(hub):
     one, _ = connect(port, token=token, rank=1)
     other, answers = connect(port, token=token, rank=2)
     assert json.loads(answers.readline()) == {"welcome": True}
-    told = {"rank": 1, "failed": "failed with OSError: full", "lost": False}
+    told = {"rank": 1, "failed": "failed with OSError: full", "lost": False, "stopped": False}
     one.sendall(json.dumps(told).encode() + b"\n")
     assert json.loads(answers.readline()) == told
     for file in (one, other, answers):

@@ -27,8 +27,7 @@ class BadSample(NamedTuple):
 class TooManyBadSamples(RuntimeError):
     """More than `max_bad` of the collection cannot be used.
 
-    `reasons` and `files` count the unusable pairs. A loader worker's error is rebuilt from its message alone:
-    they are empty then.
+    `reasons` and `files` count the unusable pairs.
     """
 
     def __init__(self, message: str, reasons: Mapping[str, int] = {}, files: Mapping[str, int] = {}):

@@ -102,10 +102,13 @@ class PartDataset(Dataset):
 
     def progress(self, number: int) -> str:
         """The state of this run's n-th part, for messages: "waits for sample 17 of a.tar"."""
-        sample = int(self._reading[number % len(self._reading)])  # loader workers take turns
-        if sample < 0:
-            return "has not started"
-        return f"waits for sample {sample} of {self.manifest.where(sample)}"
+        sample = self.reading(number % len(self._reading))  # loader workers take turns
+        return f"waits for {sample}" if sample else "has not started"
+
+    def reading(self, worker: int) -> str:
+        """What this loader worker began last: "sample 17 of a.tar"; empty if nothing."""
+        sample = int(self._reading[worker])
+        return "" if sample < 0 else f"sample {sample} of {self.manifest.where(sample)}"
 
     def _load(self, sample: int, epoch: int, place: Place, bad: list[BadSample]) -> tuple[Tensor, str, int]:
         """Load the pair, or its next usable neighbour."""

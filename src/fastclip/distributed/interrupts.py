@@ -1,4 +1,4 @@
-"""Turns SIGTERM and Ctrl-C into a clean stop at the same step on all ranks, with nothing lost.
+"""Turns SIGTERM and Ctrl-C in the training loop into a clean stop at the same step on all ranks.
 
 A preempting cluster signals one rank, or all ranks at slightly different times. A rank that stopped alone
 would leave the others waiting, so all ranks agree once per step on what to do next.
@@ -16,22 +16,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 
+from fastclip.distributed.stop_at_once import STOPPED_CLEANLY as STOPPED_CLEANLY
+from fastclip.distributed.stop_at_once import note
+
 if TYPE_CHECKING:
     from fastclip.distributed.world import World
 
 log = logging.getLogger(__name__)
 
-STOPPED_CLEANLY = 75
-"""Exit code of a run that was interrupted, saved, and can be resumed: EX_TEMPFAIL, "try again later"."""
-
 
 class StoppedCleanly(Exception):
-    """The run was interrupted and has saved a checkpoint; it can resume after `step`."""
+    """The run was interrupted and has saved a checkpoint; it can resume after `step`, or export the last."""
 
-    def __init__(self, step: int):
-        super().__init__(
-            f"Stopped after step {step:,}; a checkpoint is saved. Run the same command to resume."
-        )
+    def __init__(self, step: int, *, last: bool = False):
+        saved = f"Stopped after {'the last step,' if last else 'step'} {step:,}; a checkpoint is saved"
+        rest = ", but the model is not exported. Run the same command to export it." if last else (
+            ". Run the same command to resume."
+        )  # fmt: skip
+        super().__init__(saved + rest)
         self.step = step
 
 
@@ -57,7 +59,8 @@ class Interrupts:
 
     def __init__(self, world: World):
         self.world = world
-        self._stop = self._logged = False
+        self._stop = self._logged = self._answered = False
+        self._number: signal.Signals | None = None  # the signal that requested a stop
         self._handlers: dict[signal.Signals, object] = {}  # the previous ones
         self._sent: tuple[torch.Tensor, dist.Work] | None = None
 
@@ -75,6 +78,8 @@ class Interrupts:
         if kind is None or issubclass(kind, StoppedCleanly):
             self._receive()
         self._sent = None  # after a failure the other ranks may never answer
+        if kind is None and self._number is not None and not self._answered:
+            signal.raise_signal(self._number)  # it came after the last answer: for those who handle it now
 
     def request(self) -> None:
         """Ask all ranks to stop."""
@@ -88,8 +93,10 @@ class Interrupts:
         answered: that is one request.
         """
         if self.world.size == 1:
+            self._answered |= self._stop
             return Decision(self._stop, due)
         decision = self._receive()
+        self._answered |= decision.stop
         if decision.stop and not self._logged:
             self._log("Another rank was asked to stop")
         due = due and self.world.is_main and not decision.due
@@ -105,6 +112,7 @@ class Interrupts:
         """
         before, now = self.poll(), self._receive()
         self._sent = None
+        self._answered |= now.stop
         return before.stop or now.stop
 
     def _receive(self) -> Decision:
@@ -122,7 +130,9 @@ class Interrupts:
             signal.default_int_handler(number, frame)
         elif not self._stop:
             self.request()
-            self._log(signal.Signals(number).name)
+            self._number = signal.Signals(number)
+            note(number)
+            self._log(self._number.name)
 
     def _log(self, reason: str) -> None:
         self._logged = True

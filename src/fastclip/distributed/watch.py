@@ -42,6 +42,25 @@ class Watch:
         line = str(error).partition("\n")[0]
         self._tell(failed=f"failed with {type(error).__name__}: {line}"[:500], lost=lost)
 
+    def stopped(self) -> str | None:
+        """This rank ends now, at a signal, and the others are to end alike; return which of them has failed.
+
+        For any thread, at any moment: nothing here takes a lock.
+        """
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            return None
+        with suppress(OSError):
+            os.write(
+                process.stdin.fileno(),
+                json.dumps({"failed": "was stopped", "stopped": True}).encode() + b"\n",
+            )
+        with suppress(OSError, ValueError):  # nothing was said
+            os.set_blocking(process.stdout.fileno(), False)
+            failed = json.loads(os.read(process.stdout.fileno(), 1 << 16).partition(b"\n")[0])
+            return f"rank {failed['rank']} {failed['failed']}"
+        return None
+
     def _tell(self, **message: object) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):  # the watcher is gone
@@ -83,7 +102,7 @@ def _start(task: Task) -> Watch:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", watcher.__file__],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             pass_fds=() if task.listener is None else (task.listener,),
             env={name: os.environ[name] for name in _KEPT if name in os.environ},
             process_group=0,  # a terminal's Ctrl-C is not for it

@@ -4,7 +4,8 @@ A rank that is blocked in the driver, or in C code that holds Python's lock, can
 The watchers form a star: those of other ranks keep a TCP connection to that of rank 0. A rank has failed when
 it says so, when its process is gone without a goodbye, or when the connection to its watcher breaks. A rank
 that is only slow, suspended or in a debugger keeps its connection and is left alone. All watchers hear of a
-failure at once; ranks get a grace period to end with their own error, then their watchers kill them.
+failure at once; ranks get a grace period to end with their own error, then their watchers kill them. A rank
+that ends at a signal says so too, and the others are sent SIGTERM.
 
 This file is run by path, and imports nothing but the standard library, so that it starts within milliseconds.
 """
@@ -96,6 +97,7 @@ class Watcher:
         self.task = task
         self.failures: dict[int, str] = {}  # by rank, in the order in which they were heard of
         self.secondary: set[int] = set()  # ranks that failed because they lost another
+        self.stopped: set[int] = set()  # ranks that ended at a signal
         self.deadline = self.report_at = inf
         self.peers: list[Channel] = []
         self.missing = set(range(1, task.size))  # on rank 0: those whose watchers have not come yet
@@ -139,7 +141,7 @@ class Watcher:
                 for peer in self.peers:
                     peer.send(bye=True)
                 sys.exit()
-            self._learn(self.task.rank, message["failed"], message["lost"])
+            self._learn(self.task.rank, **_failure(message))
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -168,12 +170,12 @@ class Watcher:
                 self.peers.append(peer)
                 self.missing.discard(message["rank"])
                 peer.send(welcome=True)
-                for rank, text in self.failures.items():
-                    peer.send(rank=rank, failed=text, lost=rank in self.secondary)
+                for rank in self.failures:
+                    peer.send(**self._report(rank))
             elif "bye" in message:
                 return self._forget(peer)
             elif "failed" in message:
-                self._learn(message["rank"], message["failed"], message["lost"])
+                self._learn(message["rank"], **_failure(message))
         return None
 
     def _forget(self, peer: Channel) -> None:
@@ -182,16 +184,33 @@ class Watcher:
             self.peers.remove(peer)
         peer.close()
 
-    def _learn(self, rank: int, text: str, lost: bool = False) -> None:
-        """Note a failure, tell the others, and start the grace period."""
+    def _learn(self, rank: int, text: str, lost: bool = False, stopped: bool = False) -> None:
+        """Note a failure or a stop, tell the others, and start the grace period."""
         if rank in self.failures:
             return
         self.failures[rank] = text
         if lost:
             self.secondary.add(rank)
+        if stopped:
+            self.stopped.add(rank)
         self.deadline = min(self.deadline, time.monotonic() + self.task.grace)
         for peer in self.peers:
-            peer.send(rank=rank, failed=text, lost=lost)
+            peer.send(**self._report(rank))
+        if rank != self.task.rank:
+            self._tell_parent(rank)
+
+    def _report(self, rank: int) -> dict[str, object]:
+        text, lost, stopped = self.failures[rank], rank in self.secondary, rank in self.stopped
+        return {"rank": rank, "failed": text, "lost": lost, "stopped": stopped}
+
+    def _tell_parent(self, rank: int) -> None:
+        """A stop is passed on as the signal that it was; a failure is there to be read."""
+        if rank in self.stopped:
+            if os.getppid() == self.task.parent:
+                os.kill(self.task.parent, signal.SIGTERM)
+        elif rank not in self.secondary:
+            with suppress(OSError):  # the rank is gone
+                os.write(1, json.dumps(self._report(rank)).encode() + b"\n")
 
     def _unreached(self) -> str:
         return (
@@ -207,6 +226,15 @@ class Watcher:
             f"rank {self.task.rank} was still running {self.task.grace:.0f} s after rank {cause} "
             f"{self.failures[cause]}. It is killed, so that the job can end; the same command resumes it."
         )
+
+
+def _failure(message: dict) -> dict:
+    """The arguments of `_learn` in a message."""
+    return {
+        "text": message["failed"],
+        "lost": message.get("lost", False),
+        "stopped": message.get("stopped", False),
+    }
 
 
 def reach_hub(task: Task) -> Channel | None:

@@ -23,6 +23,7 @@ from fastclip.distributed.agreement import first_difference
 from fastclip.distributed.device import DeviceChoice
 from fastclip.distributed.device import find_device as _device
 from fastclip.distributed.interrupts import StoppedCleanly
+from fastclip.distributed.stop_at_once import CLEAN_UP, await_signal
 from fastclip.distributed.watch import Watch, start_watch
 from fastclip.errors import InputError, OptionError
 
@@ -116,8 +117,11 @@ def join_world(*, timeout: float = 1800, device: DeviceChoice = "auto") -> Itera
         watch.failed(error, lost=lost)
         _break_off(world)
         if lost:
+            await_signal()
             raise LostRanks(world, timeout, error) from error
         raise
+    finally:
+        CLEAN_UP.remove(watch.stopped)
     watch.done()
     _leave(world)
     if stopped is not None:
@@ -251,6 +255,7 @@ def _join(place: Place, timeout: timedelta, asked: DeviceChoice) -> tuple[World,
         store = _meet(_find_store(place, timeout), place, timeout)
         _require_same_device(store, place, device)
         watch = start_watch(store, place.rank, place.size, place.address, timeout.total_seconds())
+        CLEAN_UP.append(watch.stopped)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=store,
@@ -262,6 +267,7 @@ def _join(place: Place, timeout: timedelta, asked: DeviceChoice) -> tuple[World,
         control: Any = dist.new_group(backend="gloo", timeout=timeout) if on_gpu else _default_group()
     except RuntimeError as error:  # torch's errors of the network and of timeouts derive from it
         watch.failed(error, lost=True)
+        await_signal()
         raise JoinError(place, timeout, error) from error
     return World(place.rank, place.size, place.local_rank, device, control), watch
 

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from fastclip.data.bad_samples import BadSample
 from fastclip.data.batch_parts import Tokenizer
 from fastclip.data.images import upright_rgb
-from fastclip.data.loader import leave_group
+from fastclip.data.loader_workers import LoaderWorkers
 from fastclip.data.machine import Share
 from fastclip.data.manifest import Manifest
 from fastclip.data.pairs import caption_lines
@@ -106,15 +106,12 @@ class Encoder:
         batches = self._batches(len(images))
         start, stop = batches.start * self.batch_size, min(batches.stop * self.batch_size, len(images))
         workers, in_flight = self._prefetch()
-        loader = DataLoader(
+        loader = LoaderWorkers(
             _ImageBatches(images, self.transform, self.batch_size, self.formats),
-            sampler=batches,
-            batch_size=None,  # the dataset makes complete batches
-            num_workers=workers,
-            prefetch_factor=in_flight if workers else None,
+            batches,
+            workers=workers,
+            per_worker=in_flight,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # otherwise it draws from the global generator
-            worker_init_fn=leave_group,
         )
         parts, kept, bad = [], [torch.empty(0, dtype=torch.int64)], []
         with self._failing_together(), self._evaluating():

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
+from fastclip.distributed.stop_at_once import CLEAN_UP
 from fastclip.distributed.world import World
 from fastclip.errors import PathError
 from fastclip.files import make_writable
@@ -139,6 +140,8 @@ class RunLock:
 
     def __enter__(self) -> RunLock:
         failed: Exception | None = None
+        if self.world.is_main:
+            CLEAN_UP.append(self._delete)
         try:
             if self.world.is_main:
                 try:
@@ -271,8 +274,14 @@ class RunLock:
             )
 
     def _release(self) -> None:
+        if self._taken:
+            self._delete()
+        if self.world.is_main:
+            CLEAN_UP.remove(self._delete)
+
+    def _delete(self) -> None:
         with suppress(OSError):
-            held = _read(self.path) if self._taken else None
+            held = _read(self.path)
             if held is not None and held.raw == self._raw:
                 self.path.unlink()
 

@@ -6,29 +6,42 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fastclip.distributed.stop_at_once import STOPPED_CLEANLY, ignore_signals, stopping_at_once
+from fastclip.terminal import say
+
 if TYPE_CHECKING:
     from fastclip.config.options import TrainConfig
-
-from fastclip.terminal import say
+    from fastclip.config.resolved import Resolved
 
 
 def train(train_options: list[str]) -> None:
-    """Parse the options, join the other ranks, train. A run that is stopped and saved exits with code 75."""
-    from fastclip.config.resolved import resolve
+    """Parse the options, join the other ranks, train. A run that is stopped exits with code 75."""
+    with stopping_at_once():
+        from fastclip.config.resolved import resolve
 
-    config = resolve(_parse(train_options))  # before torch is imported: errors surface immediately
-    from fastclip.distributed.interrupts import STOPPED_CLEANLY, StoppedCleanly
-    from fastclip.distributed.world import join_world, silence_other_ranks
+        config = resolve(_parse(train_options))  # before torch is imported: errors surface immediately
+        _train(config)
+
+
+def _train(config: Resolved) -> None:
+    from fastclip.distributed.interrupts import StoppedCleanly
+    from fastclip.distributed.world import LostRanks, join_world, silence_other_ranks
     from fastclip.training.trainer import train as train_run
 
+    finished = False
     try:
         with join_world(timeout=config.timeout, device=config.device) as world:
             silence_other_ranks(world)
             train_run(config, world)
+            finished = True
+            ignore_signals()  # all ranks have done their work, and only leave
     except StoppedCleanly as stopped:
         if world.is_main:
             say(stopped, file=sys.stderr)
         raise SystemExit(STOPPED_CLEANLY) from None
+    except LostRanks:
+        if not finished:  # one that was stopped while it left
+            raise
 
 
 def _parse(words: list[str]) -> TrainConfig:

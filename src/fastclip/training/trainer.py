@@ -15,6 +15,7 @@ from fastclip.data.loader import PairLoader
 from fastclip.distributed.agreement import require_same
 from fastclip.distributed.device import report_devices
 from fastclip.distributed.interrupts import Interrupts, StoppedCleanly
+from fastclip.distributed.stop_at_once import SAVED, describe
 from fastclip.distributed.world import World
 from fastclip.errors import CommandError, PathError
 from fastclip.finite import first_non_finite
@@ -75,6 +76,8 @@ def train(config: Resolved, world: World) -> Trainer:
         start = open_start(config) if newest is None else None
         origin = newest or start
         saved = None if origin is None else read_metadata(origin)
+        if newest is not None:
+            describe(SAVED.format(read_metadata(newest)["step"]))
         with explained(partial(model_too_large, config, world)):
             towers = build_towers(config, world)
             pairs = open_training_pairs(config, towers, world)
@@ -120,7 +123,7 @@ class Trainer:
     def run(self, newest: Path | None, start: Path | None = None) -> None:
         """Train from the newest checkpoint, from another run's, or from scratch, to the end, then export.
 
-        SIGTERM and SIGINT save a checkpoint and raise StoppedCleanly.
+        In the loop, SIGTERM and SIGINT save a checkpoint and raise StoppedCleanly.
         """
         if newest is not None:
             self._load(newest)
@@ -141,6 +144,7 @@ class Trainer:
                 stopped = request
         if stopped is not None:
             raise stopped
+        describe(str(StoppedCleanly(self.step, last=True)))
         self._export(self.folder / MODEL)
         if lost := self.world.agree(self.telemetry.lost()):
             raise CommandError(lost)
@@ -170,8 +174,10 @@ class Trainer:
                 by_steps = config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0
                 if at_end or improved or by_steps or decision.due or decision.stop:
                     self._save(loader, stopwatch, must=at_end or decision.stop)
-                if decision.stop and not at_end:
-                    raise StoppedCleanly(self.step)
+                if decision.stop:
+                    raise StoppedCleanly(self.step, last=at_end)
+            if interrupts.stop_requested():  # since the last step asked
+                raise StoppedCleanly(self.step, last=True)
         log.info(loader.bad.summary())
 
     def _record(self, result: StepResult, loader: PairLoader, stopwatch: Stopwatch) -> None:
@@ -276,6 +282,7 @@ class Trainer:
                 self.checkpoints.save(self.step, self.train_step.tensors(), metadata)
                 if self.best.get("step") == self.step:
                     self.checkpoints.mark_best(self.step)
+            describe(SAVED.format(self.step))
         except CheckpointError as error:
             if must:
                 raise
