@@ -21,13 +21,14 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
-from fastclip.config.options import SECTIONS, TABLES, TrainConfig
+from fastclip.config.options import INNER_SECTIONS, SECTIONS, TABLES, TrainConfig
 from fastclip.config.renamed import current_name, report_new_name, with_current_names
 from fastclip.errors import OptionError, PathError, UnknownOption
 from fastclip.text import did_you_mean, nearest
 
 RECIPES = Path(__file__).parent / "recipes"
-_PATCH_DROPOUT = "model.patch_dropout"  # a section inside a section, whose first option may be given alone
+TRAIN = "fastclip train"
+DRY_RUN = ("--dry_run", "--dry-run")
 
 
 def recipe_names() -> list[str]:
@@ -50,20 +51,21 @@ def find_recipe(name: str) -> Path:
     raise OptionError("config", name, "must be an existing YAML file or the name of a recipe", advice=hint)
 
 
-def parse(words: list[str], prog: str = "fastclip train") -> TrainConfig:
+def parse(words: list[str], prog: str = TRAIN) -> TrainConfig:
     """The config of a command line; `--help` prints the options and exits."""
     parser = _parser(prog)
     words, source = _configs_first(words, _options(parser))
-    words = _with_share(words)
+    words = _with_first_options(words)
     try:
         parsed = parser.parse_args(words)
-        for name in (*SECTIONS, _PATCH_DROPOUT):
+        for name in (*SECTIONS, *INNER_SECTIONS):
             if not isinstance(parsed[name], Namespace):  # `batch: 64` in a file
                 raise _not_a_value(name, parsed[name])
         values = vars(parser.instantiate(parsed))
     except ArgumentError as error:
         raise _readable(str(error), parser) from None
     del values["config"]
+    values.pop("dry_run", None)  # for `fastclip train`, which looks for it itself
     config = TrainConfig(**values)
     if config.out is None:
         config = replace(config, out=f"runs/{source.stem if source else 'train'}-{config.algorithm}")
@@ -111,12 +113,17 @@ def _parser(prog: str) -> ArgumentParser:
         formatter_class=_Help,
     )
     parser.add_argument("--config", action=ActionConfigFile, help="a recipe's name, or a YAML file")
+    if prog == TRAIN:
+        parser.add_argument(
+            *DRY_RUN, action="store_true", help="print which parameters train, at which rate and decay, and exit"
+        )
     parser.add_class_arguments(TrainConfig)
     for action in parser._actions:
         if "--print_config" in action.option_strings:
             action.help = "print all settings as YAML, as a start for your own file, and exit"
-        if action.dest == _PATCH_DROPOUT:
-            action.help, action.metavar = "The share alone, or {share: 0.5, until: 0.9}.", "SHARE"
+        if action.dest in INNER_SECTIONS:
+            first = _first_option(action.dest)
+            action.help, action.metavar = f"The {first} alone, or {_EXAMPLES[action.dest]}.", first.upper()
     return parser
 
 
@@ -168,22 +175,34 @@ def _config_source(path: Path) -> str:
     if not isinstance(content, dict):
         raise PathError(path, "has no settings; its lines should read like `epochs: 30`.")
     current = with_current_names(content)
-    model = current.get("model")
-    if isinstance(model, dict) and not isinstance(model.get("patch_dropout", {}), dict):
-        current["model"] = model | {"patch_dropout": {"share": model["patch_dropout"]}}
+    for inner in INNER_SECTIONS:
+        section, _, name = inner.partition(".")
+        options = current.get(section)
+        if isinstance(options, dict) and not isinstance(options.get(name, {}), dict):
+            current[section] = options | {name: {_first_option(inner): options[name]}}
     return str(path) if current == content else yaml.safe_dump(current)
 
 
-def _with_share(words: list[str]) -> list[str]:
+def _with_first_options(words: list[str]) -> list[str]:
     """Write `--model.patch_dropout 0.5` as `--model.patch_dropout.share 0.5`."""
     written = []
     for position, word in enumerate(words):
         option, equals, value = word.partition("=")
         given = value if equals else "".join(words[position + 1 : position + 2])
-        if option == f"--{_PATCH_DROPOUT}" and not given.startswith("{"):
-            option += ".share"
+        if option[2:] in INNER_SECTIONS and not given.startswith("{"):
+            option += f".{_first_option(option[2:])}"
         written.append(option + equals + value)
     return written
+
+
+_EXAMPLES = {
+    "model.patch_dropout": "{share: 0.5, until: 0.9}",
+    "model.lora": "{rank: 8, alpha: 16}",
+}
+
+
+def _first_option(section: str) -> str:
+    return fields(INNER_SECTIONS[section])[0].name
 
 
 def _readable(message: str, parser: ArgumentParser) -> ValueError:
@@ -223,8 +242,8 @@ def _unknown(name: str, options: list[str]) -> UnknownOption:
 
 
 def _not_a_value(section: str, value: object) -> OptionError:
-    if section == _PATCH_DROPOUT:
-        return OptionError(section, value, "must be a number or a table", example="{share: 0.5, until: 0.9}")
+    if section in INNER_SECTIONS:
+        return OptionError(section, value, "must be a number or a table", example=_EXAMPLES[section])
     main = fields(SECTIONS[section])[0].name
     advice = f"Did you mean {section}.{main}={value}?"
     return OptionError(section, value, "is not possible, as it is a section of options", advice=advice)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import log
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import open_clip
 import torch
@@ -25,6 +25,7 @@ from fastclip.precision import float32_products
 from fastclip.run.checkpoint import load as load_tensors
 from fastclip.run.checkpoint import tensor_names
 from fastclip.run.folder import Which, find_checkpoint, is_run, read_metadata
+from fastclip.run.start import Start, check_start
 from fastclip.weights import CONFIG_FILE
 
 ImageInput = Image.Image | str | Path
@@ -132,20 +133,33 @@ def load_model(
 ) -> tuple[TwoTowers, float | None]:
     """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter."""
     path = find_checkpoint(run, which)
-    config, names = read_metadata(path)["config"], tensor_names(path)
+    metadata, names = read_metadata(path), tensor_names(path)
+    config = metadata["config"]
     dtype = torch.float64 if config["precision"] == "float64" else torch.float32
     towers = build_model(
         str(run / CONFIG_FILE),
+        **_adapted(config),
         text_padding=config["model"].get("text_padding", "auto"),
         logit_bias="model.clip.logit_bias" in names,
         device=device,
         dtype=dtype,
     )
-    tensors = {f"model.{name}": tensor for name, tensor in towers.state_dict().items()}
+    if towers.adapted:
+        check_start(towers, Start(**metadata["start"]))
+    tensors = {f"model.{name}": tensor for name, tensor in towers.checkpoint_state().items()}
     for name in _TAU & names.keys():
         tensors[name] = torch.empty(names[name][0], dtype=names[name][1])
     load_tensors(path, tensors)
     return towers.float().eval(), _tau(tensors, config)
+
+
+def _adapted(config: dict) -> dict[str, Any]:
+    """What `build_model` needs for a run with LoRA, whose checkpoints hold only what was trained."""
+    if not config["model"].get("lora", {}).get("rank"):
+        return {}
+    settings = resolve_again(config)
+    model = settings.model
+    return {"pretrained": model.pretrained, "freeze": model.freeze, "lora": model.lora, "seed": settings.seed}
 
 
 def load_exported(folder: Path | str, device: torch.device | str = "cpu") -> TwoTowers:

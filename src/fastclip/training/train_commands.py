@@ -9,18 +9,22 @@ from typing import Literal
 
 def train(train_options: list[str]) -> None:
     """Parse the options, join the other ranks, train. A run that is stopped and saved exits with code 75."""
-    from fastclip.config.parse import parse
+    from fastclip.config.parse import DRY_RUN, parse
     from fastclip.config.resolved import resolve
 
     config = resolve(parse(train_options))  # before torch is imported: errors surface immediately
     from fastclip.distributed.interrupts import STOPPED_CLEANLY, StoppedCleanly
     from fastclip.distributed.world import join_world, silence_other_ranks
+    from fastclip.training.parameter_table import print_parameters
     from fastclip.training.trainer import train as train_run
 
     try:
         with join_world(timeout=config.timeout, device=config.device) as world:
             silence_other_ranks(world)
-            train_run(config, world)
+            if any(word in DRY_RUN for word in train_options):
+                print_parameters(config, world)
+            else:
+                train_run(config, world)
     except StoppedCleanly as stopped:
         if world.is_main:
             print(stopped, file=sys.stderr)

@@ -35,6 +35,7 @@ from fastclip.run.folder import (
 )
 from fastclip.run.lock import RunLock
 from fastclip.run.metrics_file import truncate_metrics
+from fastclip.run.start import Start, check_start, start_of
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.evaluator import EvaluationStopped, Evaluator, open_evaluator
 from fastclip.training.export import export, write_model_config
@@ -144,6 +145,14 @@ def open_folder(config: Resolved) -> Path | None:
     return newest
 
 
+def _saved_start(saved: dict, towers: TwoTowers) -> Start | None:
+    """The start of a resumed run; None in runs of earlier versions, which have no LoRA."""
+    start = Start(**saved["start"]) if saved.get("start") else None
+    if towers.adapted and start is not None:
+        check_start(towers, start)
+    return start
+
+
 class Trainer:
     """Builds the parts of a run; `run` trains to the end. `saved`: the metadata of its newest checkpoint."""
 
@@ -165,6 +174,7 @@ class Trainer:
         self.total = config.total_steps(self.num_samples) if saved is None else total_steps(saved)
         self.micro_conditions = conditions(config, world)
         found = found_before(saved, self.micro_conditions)
+        self.start = start_of(towers, config.model, config.seed) if saved is None else _saved_start(saved, towers)
         decoder = pairs.decoder
         self.train_step = build_step(config, towers, self.num_samples, world, decoder, self.total, found)
         self.step = 0  # steps done
@@ -295,6 +305,7 @@ class Trainer:
             **self.train_step.metadata(),
             "best": self.best,
             "evaluation_due": self.evaluation_due,
+            "start": self.start and self.start._asdict(),
             "bad": [list(sample) for sample in loader.bad.samples.values()],
             "tally": self.world.gather(self.step_stats.values.tolist()),
             "elapsed": stopwatch.elapsed(),
