@@ -95,7 +95,7 @@ class Layers:
         return depth > self.number[side] - wanted
 
     def rate_factor(self, name: str, tower_factors: Mapping[str, float], layer_decay: float) -> float:
-        """The factor of a parameter's learning rate; that of the projection and the last norms is the tower's."""
+        """The factor of a parameter's learning rate: the tower's, and smaller from block to block."""
         side, depth = self.place(name)
         if side is None:
             return 1.0
@@ -157,12 +157,11 @@ def _text_blocks(clip: Any) -> list[list[str]]:
     text = getattr(clip, "text", None)
     if isinstance(text, HFTextEncoder):
         kind = arch_dict.get(text.config.model_type)
-        if kind is None:
-            return []
-        attribute, encoder = kind["config_names"]["layer_attr"], getattr(text.transformer, "encoder", None)
-        root = "text.transformer" if encoder is None else "text.transformer.encoder"
-        layers = getattr(text.transformer if encoder is None else encoder, attribute, ())
-        return [[f"{root}.{attribute}.{i}"] for i in range(len(layers))]
+        number = getattr(text.config, kind["config_names"]["layers"]) if kind else 0
+        for name, module in text.transformer.named_modules(prefix="text.transformer"):
+            if isinstance(module, nn.ModuleList) and len(module) == number:
+                return [[f"{name}.{i}"] for i in range(number)]
+        return []
     return _resblocks(clip, "transformer") if text is None else _resblocks(text, "text.transformer")
 
 

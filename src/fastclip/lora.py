@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import sqrt
 from typing import Any
 
@@ -84,8 +85,13 @@ class _LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.a, a=sqrt(5))  # as peft's
 
     def forward(self, weight: Tensor) -> Tensor:
-        with torch.autocast(weight.device.type, enabled=False):  # a small update survives the sum
+        with _without_autocast(weight):  # a small update survives the sum
             return torch.addmm(weight, self.b, self.a, alpha=self.scale)
+
+
+def _without_autocast(tensor: Tensor) -> AbstractContextManager:
+    kind = tensor.device.type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def _add_to_linear(clip: nn.Module, names: list[str], lora: LoraOptions) -> None:
@@ -97,7 +103,7 @@ def _add_to_linear(clip: nn.Module, names: list[str], lora: LoraOptions) -> None
         raise CommandError(f"model.lora needs peft ({error}): pip install 'fastclip[lora]'") from None
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.rank * lora.scale,
+        lora_alpha=lora.rank * lora.scale,  # type: ignore[arg-type]
         target_modules="|".join(re.escape(name) for name in names),  # names alone match endings too
     )
     trained = {name: parameter.requires_grad for name, parameter in clip.named_parameters()}
@@ -111,9 +117,8 @@ def _layers(clip: nn.Module, side: Side) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for root, module in block_modules(clip, side).items():
         for name, layer in module.named_modules(prefix=root):
-            if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
-                found[name] = layer
-            elif type(layer) is nn.Linear:  # not those inside MultiheadAttention, which are a subclass
+            attention = isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None
+            if attention or type(layer) is nn.Linear:  # inside MultiheadAttention is a subclass of it
                 found[name] = layer
     return found
 

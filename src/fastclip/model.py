@@ -84,8 +84,8 @@ def build_model(
         name: see `find_model`.
         pretrained: an open_clip tag ("laion2b_s34b_b79k"), a file (.safetensors, or .pt and .bin with only
             tensors), or an exported folder. A tag or folder also sets the image mean and deviation.
-        freeze: what is not trained, and stays in eval mode: a tower ("image" is LiT), the "trunks" of both, or
-            all but the last blocks of a tower and its projection: {"image": 6}.
+        freeze: what is not trained, and stays in eval mode: a tower ("image" is LiT), the "trunks" of both,
+            or all but the last blocks of a tower and its projection: {"image": 6}.
         lora: adapters for the towers that `freeze` does not name; of these, only the projection trains too.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         channels_last: memory layout of images and convolutions; faster for some models on a GPU.
@@ -236,12 +236,17 @@ class TwoTowers(nn.Module):
             self.clip.logit_bias.requires_grad_(False)
 
     def checkpoint_state(self) -> dict[str, Tensor]:
-        """The tensors, not copied, that a checkpoint holds: all; with LoRA, those that training changes."""
+        """The tensors, not copied, that a checkpoint holds: all; with LoRA, what training may change."""
         state = self.state_dict()
         if not self.adapted:
             return state
-        frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-        return {name: tensor for name, tensor in state.items() if name not in frozen}
+        frozen = {name for name, parameter in self.clip.named_parameters() if not parameter.requires_grad}
+        kept = {f"clip.{name}" for name in frozen if side_of(name) is None}  # τ may be the loss's
+        return {
+            name: tensor
+            for name, tensor in state.items()
+            if name in kept or name.removeprefix("clip.") not in frozen
+        }
 
     @property
     def has_batch_norm_statistics(self) -> bool:

@@ -67,7 +67,7 @@ class LoraOptions:
     """Low-rank adapters (LoRA), trained instead of the weights of pretrained towers."""
 
     rank: int = 0
-    """Rank of the adapters, e.g. 8. Of an adapted tower, its adapters and its projection are trained. 0: none."""
+    """Rank of the adapters, e.g. 8; 0: none. Of an adapted tower only they and the projection are trained."""
     alpha: float | None = None
     """Adapters are scaled by alpha/rank. Default: twice the rank."""
     targets: list[str] | None = None

@@ -115,7 +115,9 @@ def _parser(prog: str) -> ArgumentParser:
     parser.add_argument("--config", action=ActionConfigFile, help="a recipe's name, or a YAML file")
     if prog == TRAIN:
         parser.add_argument(
-            *DRY_RUN, action="store_true", help="print which parameters train, at which rate and decay, and exit"
+            *DRY_RUN,
+            action="store_true",
+            help="print which parameters train, at which rate and decay, and exit",
         )
     parser.add_class_arguments(TrainConfig)
     for action in parser._actions:

@@ -34,7 +34,7 @@ def model_key(model: TwoTowers, autocast: torch.dtype | None) -> str:
     for name, tensor in merged_state(model.clip).items():
         if not name.startswith("logit_"):
             hasher.update(name.encode())
-            hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """Where a run started: the source of its first weights, and their digest.
 
-A checkpoint of a run with LoRA holds only what trains, so the rest is built again from here; a blend is made of
-the weights at the start and at the end.
+A checkpoint of a run with LoRA holds only what trains, so the rest is built again from here; a blend is made
+of the weights at the start and at the end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def weights_digest(towers: TwoTowers) -> str:
         if not name.startswith("logit_"):
             plain = tensor.float() if tensor.is_floating_point() else tensor
             hasher.update(name.encode())
-            hasher.update(plain.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            hasher.update(plain.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 

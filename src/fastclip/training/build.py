@@ -141,9 +141,7 @@ def build_run_optimizer(config: Resolved, towers: TwoTowers, loss: Loss) -> Opti
         loss.parameter_groups(),
         lr=optim.lr,
         weight_decay=optim.weight_decay,
-        factor=partial(
-            layers.rate_factor, tower_factors=optim.tower_factors, layer_decay=optim.layer_decay
-        ),
+        factor=partial(layers.rate_factor, tower_factors=optim.tower_factors, layer_decay=optim.layer_decay),
         **optim.options,
     )
 

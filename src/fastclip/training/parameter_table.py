@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -39,7 +40,7 @@ def print_parameters(config: Resolved, world: World) -> None:
 
 def parameter_rows(towers: TwoTowers, optimizer: Optimizer) -> list[Row]:
     """The layers of both towers from their inputs on, then temperatures, as the optimizer has them."""
-    layers, groups = Layers(towers.clip), {}
+    layers, groups = Layers(towers.clip), dict[Any, dict[str, Any]]()
     for group in optimizer.param_groups:
         groups |= dict.fromkeys(group["params"], group)
     found: dict[Place, Row] = {}
@@ -47,10 +48,10 @@ def parameter_rows(towers: TwoTowers, optimizer: Optimizer) -> list[Row]:
         place = layers.place(name)
         row = found.setdefault(place, Row(*_names(place, layers), 0, 0, None, None))
         row = replace(row, parameters=row.parameters + parameter.numel())
-        if (group := groups.get(parameter)) is not None:
-            row = replace(row, trained=row.trained + parameter.numel(), lr=group["lr"])
-            if group["weight_decay"]:
-                row = replace(row, weight_decay=group["weight_decay"])
+        if parameter in groups:
+            lr, decay = groups[parameter]["lr"], groups[parameter]["weight_decay"]
+            row = replace(row, trained=row.trained + parameter.numel(), lr=lr)
+            row = replace(row, weight_decay=decay or row.weight_decay)
         found[place] = row
     order = {side: number for number, side in enumerate((*SIDES, None))}
     rows = [found[place] for place in sorted(found, key=lambda place: (order[place.side], place.depth))]
@@ -101,7 +102,9 @@ def _print(rows: list[Row]) -> None:
     for row in rows:
         lr = "–" if row.lr is None else f"{row.lr:.3g}"
         decay = "–" if row.weight_decay is None else f"{row.weight_decay:g}"
-        table.add_row(row.tower, row.layer, f"{row.parameters:,}", f"{row.trained:,}" if row.trained else "–", lr, decay)
+        table.add_row(
+            row.tower, row.layer, f"{row.parameters:,}", f"{row.trained:,}" if row.trained else "–", lr, decay
+        )
     console().print(table)
     trained, every = (sum(getattr(row, kind) for row in rows) for kind in ("trained", "parameters"))
     print(f"{trained:,} of {every:,} parameters are trained ({100 * trained / every:.2g} %).")

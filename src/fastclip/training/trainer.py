@@ -174,7 +174,9 @@ class Trainer:
         self.total = config.total_steps(self.num_samples) if saved is None else total_steps(saved)
         self.micro_conditions = conditions(config, world)
         found = found_before(saved, self.micro_conditions)
-        self.start = start_of(towers, config.model, config.seed) if saved is None else _saved_start(saved, towers)
+        self.start = (
+            start_of(towers, config.model, config.seed) if saved is None else _saved_start(saved, towers)
+        )
         decoder = pairs.decoder
         self.train_step = build_step(config, towers, self.num_samples, world, decoder, self.total, found)
         self.step = 0  # steps done
