@@ -25,7 +25,7 @@ from fastclip.precision import float32_products
 from fastclip.run.checkpoint import load as load_tensors
 from fastclip.run.checkpoint import tensor_names
 from fastclip.run.folder import Which, find_checkpoint, is_run, read_metadata
-from fastclip.run.start import Start, check_start
+from fastclip.run.start import Start, build_first
 from fastclip.weights import CONFIG_FILE
 
 ImageInput = Image.Image | str | Path
@@ -129,37 +129,36 @@ def load_towers(
 
 
 def load_model(
-    run: Path, which: Which = "last", device: torch.device | str = "cpu"
+    run: Path,
+    which: Which = "last",
+    device: torch.device | str = "cpu",
+    start: str | Path | None = None,
 ) -> tuple[TwoTowers, float | None]:
-    """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter."""
+    """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter.
+
+    A run with LoRA needs the weights at which it started: `start`, if their source is gone.
+    """
     path = find_checkpoint(run, which)
     metadata, names = read_metadata(path), tensor_names(path)
     config = metadata["config"]
     dtype = torch.float64 if config["precision"] == "float64" else torch.float32
-    towers = build_model(
-        str(run / CONFIG_FILE),
-        **_adapted(config),
-        text_padding=config["model"].get("text_padding", "auto"),
-        logit_bias="model.clip.logit_bias" in names,
-        device=device,
-        dtype=dtype,
-    )
-    if towers.adapted:
-        check_start(towers, Start(**metadata["start"]))
+    options: dict[str, Any] = {
+        "text_padding": config["model"].get("text_padding", "auto"),
+        "device": device,
+        "dtype": dtype,
+    }
+    if config["model"].get("lora", {}).get("rank"):  # its checkpoints hold only what was trained
+        settings = resolve_again(config)
+        options |= {"freeze": settings.model.freeze, "lora": settings.model.lora}
+        towers = build_first(run, settings, Start(**metadata["start"]), start, **options)
+    else:
+        logit_bias = "model.clip.logit_bias" in names
+        towers = build_model(str(run / CONFIG_FILE), logit_bias=logit_bias, **options)
     tensors = {f"model.{name}": tensor for name, tensor in towers.checkpoint_state().items()}
     for name in _TAU & names.keys():
         tensors[name] = torch.empty(names[name][0], dtype=names[name][1])
     load_tensors(path, tensors)
     return towers.float().eval(), _tau(tensors, config)
-
-
-def _adapted(config: dict) -> dict[str, Any]:
-    """What `build_model` needs for a run with LoRA, whose checkpoints hold only what was trained."""
-    if not config["model"].get("lora", {}).get("rank"):
-        return {}
-    settings = resolve_again(config)
-    model = settings.model
-    return {"pretrained": model.pretrained, "freeze": model.freeze, "lora": model.lora, "seed": settings.seed}
 
 
 def load_exported(folder: Path | str, device: torch.device | str = "cpu") -> TwoTowers:

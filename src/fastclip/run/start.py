@@ -6,15 +6,18 @@ of the weights at the start and at the end.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from xxhash import xxh3_128
 
 from fastclip.config.options import ModelConfig
-from fastclip.errors import PathError
+from fastclip.config.resolved import Resolved
+from fastclip.errors import OptionError, PathError
 from fastclip.lora import merged_state
-from fastclip.model import TwoTowers
+from fastclip.model import TwoTowers, build_model
+from fastclip.weights import CONFIG_FILE
 
 
 class Start(NamedTuple):
@@ -42,11 +45,37 @@ def weights_digest(towers: TwoTowers) -> str:
     return hasher.hexdigest()
 
 
-def check_start(towers: TwoTowers, start: Start) -> None:
-    """PathError if these are not the weights that the run started from."""
-    if weights_digest(towers) != start.digest:
+def build_first(
+    run: Path, config: Resolved, record: Start | None, start: str | Path | None = None, **options: Any
+) -> TwoTowers:
+    """The model with the weights at which a run started; PathError if these cannot be had.
+
+    Args:
+        record: what the run says of its start; None in runs of earlier versions.
+        start: a file or folder with the same weights, if their source is gone.
+        options: further ones of `build_model`.
+    """
+    model = config.model
+    options |= {"logit_bias": config.loss.algorithm.logit_bias, "seed": config.seed}
+    if start is not None:
+        towers = build_model(str(run / CONFIG_FILE), pretrained=start, **options)
+    else:
+        try:
+            towers = build_model(model.name, pretrained=model.pretrained, **options)
+        except (OptionError, PathError) as error:
+            source = record.source if record else model.pretrained
+            advice = "Restore it, or pass --start with a file or folder that has the same weights."
+            raise PathError(run, f"started from {source}, which cannot be used: {error} {advice}") from error
+    if record is not None:
+        check_start(towers, record, start)
+    return towers
+
+
+def check_start(towers: TwoTowers, record: Start, start: str | Path | None = None) -> None:
+    """PathError if these are not the weights at which the run started."""
+    if weights_digest(towers) != record.digest:
+        source = f", from {record.source}" if start is not None else ""
         raise PathError(
-            start.source,
-            "no longer has the weights that the run started from; they are needed, as the run's checkpoints "
-            "hold only what was trained. Restore it.",
+            start or record.source,
+            f"has other weights than those at which the run started{source}. Restore them.",
         )
