@@ -1,4 +1,4 @@
-"""Blends of a run's first and last weights: exact at both ends, and refused where there is nothing to blend."""
+"""Blends of a run's first and last weights: exact at both ends, refused without a start."""
 
 import json
 import shutil
@@ -96,18 +96,14 @@ def test_eval_prints_and_draws_the_new_tasks_against_those_of_before(run, lab, t
 def test_a_start_that_is_gone_can_be_passed_and_another_is_refused(run, start, lab, tmp_path):
     kept = start.rename(start.with_name("moved"))
     try:
-        if (
-            "lora" not in (run / "config.yaml").read_text()
-            or "rank: 2" not in (run / "config.yaml").read_text()
-        ):
-            with pytest.raises(PathError) as caught:
-                Blends(run)
-            assert "--start" in str(caught.value)
-            assert Blends(run, start=kept).blend(0.5) is not None
-            other = export(build_model(str(lab.model), device="cpu", seed=8), tmp_path / "other", tau=0.07)
-            with pytest.raises(PathError) as caught:
-                Blends(run, start=other)
-            assert caught.value.path == str(other)
+        with pytest.raises(PathError) as caught:
+            Blends(run)
+        assert "--start" in str(caught.value)
+        assert Blends(run, start=kept).blend(0.5) is not None
+        other = export(build_model(str(lab.model), device="cpu", seed=8), tmp_path / "other", tau=0.07)
+        with pytest.raises(PathError) as caught:
+            Blends(run, start=other)
+        assert caught.value.path == str(other)
     finally:
         kept.rename(start)
 
