@@ -47,7 +47,9 @@ def resnet(tmp_path):
 def batch(model, b=2, seed=0):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(b, 3, model.image_size, model.image_size, generator=generator)
-    end = model.model_cfg["text_cfg"]["vocab_size"] - 1  # CLIP reads the features at the highest token
+    end = (
+        model.model_cfg["text_cfg"].get("vocab_size", 200) - 1
+    )  # CLIP reads the features at the highest token
     tokens = torch.randint(1, end, (b, model.context_length), generator=generator)
     tokens[:, -1] = end
     return images, tokens

@@ -16,7 +16,10 @@ from timm.layers import convert_sync_batchnorm  # torch's own drops the activati
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from fastclip.config.options import LoraOptions
 from fastclip.errors import OptionError, PathError
+from fastclip.layers import EVERYTHING, NOTHING, SIDES, Freeze, Layers, Side, side_of, trained_blocks
+from fastclip.lora import add_adapters, is_adapter
 from fastclip.model_config import MOST_PARAMETERS, missing_package, read_config, without_network
 from fastclip.patch_dropout import KeepPatches, drop_patches
 from fastclip.text import nearest
@@ -26,7 +29,6 @@ from fastclip.weights import CONFIG_FILE, find_weights, load_weights
 
 log = logging.getLogger(__name__)
 
-Freeze = Literal["none", "image", "text"]
 BatchNorm = Literal["local", "sync", "frozen"]
 TextPadding = Literal["auto", "keep"]
 
@@ -67,6 +69,7 @@ def build_model(
     device: torch.device | str,
     pretrained: str | Path | None = None,
     freeze: Freeze = "none",
+    lora: LoraOptions | None = None,
     gradient_checkpointing: bool = False,
     channels_last: bool = False,
     batch_norm: BatchNorm = "local",
@@ -83,7 +86,9 @@ def build_model(
         name: see `find_model`.
         pretrained: an open_clip tag ("laion2b_s34b_b79k"), a file (.safetensors, or .pt and .bin with only
             tensors), or an exported folder. A tag or folder also sets the image mean and deviation.
-        freeze: the tower that is not trained; it stays in eval mode ("image" is LiT).
+        freeze: what is not trained, and stays in eval mode: a tower ("image" is LiT), the "trunks" of both,
+            or all but the last blocks of a tower and its projection: {"image": 6}.
+        lora: adapters for the towers that `freeze` does not name; of these, only the projection trains too.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         channels_last: memory layout of images and convolutions; faster for some models on a GPU.
         batch_norm: statistics of each rank's own batch ("local"), of all ranks ("sync", on a GPU), or those
@@ -96,7 +101,6 @@ def build_model(
         seed: determines new weights, alone.
     """
     for option, value, choices in (
-        ("freeze", freeze, Freeze),
         ("batch_norm", batch_norm, BatchNorm),
         ("text_padding", text_padding, TextPadding),
     ):
@@ -114,7 +118,7 @@ def build_model(
         nn.init.constant_(clip.logit_scale, -ln(tau))
     if batch_norm == "sync":
         clip = convert_sync_batchnorm(clip)
-    model = TwoTowers(clip, name, model_cfg, freeze, batch_norm, channels_last)
+    model = TwoTowers(clip, name, model_cfg, freeze, batch_norm, channels_last, lora, seed)
     if batch_norm == "sync" and torch.device(device).type == "cpu":
         rule = "requires a GPU: torch's SyncBatchNorm does not run on a CPU"
         raise OptionError("model.batch_norm", batch_norm, rule)
@@ -143,10 +147,13 @@ class TwoTowers(nn.Module):
         freeze: Freeze = "none",
         batch_norm: BatchNorm = "local",
         channels_last: bool = False,
+        lora: LoraOptions | None = None,
+        seed: int = 0,
     ):
         super().__init__()
         self.clip = clip
         self.unpadded: UnpaddedText | None = None  # the text tower without padding, where that is exact
+        self.adapted: list[Side] = []  # the towers with LoRA
         self.keep_patches: KeepPatches | None = None  # inside the image tower, with patch dropout
         self.name, self.model_cfg, self.channels_last = name, model_cfg, channels_last
         size, shown = clip.visual.preprocess_cfg["size"], name.removeprefix(LOCAL_DIR)
@@ -155,10 +162,15 @@ class TwoTowers(nn.Module):
             rule = f"takes images of {size[0]}×{size[1]} pixels, but they must be square"
             raise OptionError("model.name", shown, rule)
 
-        self._always_eval = [] if freeze == "none" else _tower(clip, freeze)
-        for parameter_name, parameter in clip.named_parameters():
-            if _side(parameter_name) == freeze:
-                parameter.requires_grad_(False)
+        blocks = trained_blocks(freeze)
+        if lora is not None and lora.rank:
+            self.adapted = [side for side in SIDES if blocks[side] is EVERYTHING]
+            if not self.adapted:
+                rule = f"has no tower to adapt: model.freeze={freeze} names both"
+                raise OptionError("model.lora", lora.rank, rule, advice="Omit one of them.")
+            add_adapters(clip, self.adapted, lora, seed)
+            blocks |= dict.fromkeys(self.adapted, 0)
+        self._freeze(freeze, blocks)
         if batch_norm != "local" and not self.has_batch_norm_statistics:
             raise OptionError(
                 "model.batch_norm",
@@ -168,6 +180,15 @@ class TwoTowers(nn.Module):
             )
         if batch_norm == "frozen":
             self._always_eval += [module for module in clip.modules() if isinstance(module, _BATCH_NORMS)]
+
+    def _freeze(self, freeze: Freeze, blocks: dict) -> None:
+        """Freeze all but so many of each tower's last blocks, and what follows them; keep it in eval mode."""
+        layers = Layers(self.clip)
+        layers.check(blocks, freeze)
+        for name, parameter in self.clip.named_parameters():
+            if not is_adapter(name) and not layers.is_trained(name, blocks):
+                parameter.requires_grad_(False)
+        self._always_eval = [] if set(blocks.values()) == {EVERYTHING} else _frozen_modules(self.clip)
 
     def forward(
         self,
@@ -216,6 +237,19 @@ class TwoTowers(nn.Module):
         self.clip.logit_scale.requires_grad_(False)
         if self.clip.logit_bias is not None:
             self.clip.logit_bias.requires_grad_(False)
+
+    def checkpoint_state(self) -> dict[str, Tensor]:
+        """The tensors, not copied, that a checkpoint holds: all; with LoRA, what training may change."""
+        state = self.state_dict()
+        if not self.adapted:
+            return state
+        frozen = {name for name, parameter in self.clip.named_parameters() if not parameter.requires_grad}
+        kept = {f"clip.{name}" for name in frozen if side_of(name) is None}  # τ may be the loss's
+        return {
+            name: tensor
+            for name, tensor in state.items()
+            if name in kept or name.removeprefix("clip.") not in frozen
+        }
 
     @property
     def has_batch_norm_statistics(self) -> bool:
@@ -368,20 +402,22 @@ def _without_open_clips_warning() -> Iterator[None]:
 def _checkpoint_gradients(model: TwoTowers, freeze: Freeze) -> None:
     """Enable it in open_clip, which silently ignores towers that do not support it."""
     model.clip.set_grad_checkpointing(True)
-    for side in ("image", "text"):
+    for side, blocks in trained_blocks(freeze).items():
         switches = ("grad_checkpointing", "gradient_checkpointing")  # of open_clip and timm; of transformers
         modules = [module for root in _tower(model.clip, side) for module in root.modules()]
-        if side != freeze and not any(getattr(m, switch, False) for m in modules for switch in switches):
+        on = any(getattr(module, switch, False) for module in modules for switch in switches)
+        if blocks != NOTHING and not on:
             rule = f"is not supported by the {side} tower of {model.name}"
             raise OptionError("model.gradient_checkpointing", True, rule, advice="Set it to False.")
 
 
 def _tower(clip: nn.Module, side: str) -> list[nn.Module]:
-    return [child for name, child in clip.named_children() if _side(name) == side]
+    return [child for name, child in clip.named_children() if side_of(name) == side]
 
 
-def _side(name: str) -> str | None:
-    """The tower of a parameter or module of open_clip's model; its scale and bias have none."""
-    if name.startswith("logit_"):
-        return None
-    return "image" if name.split(".")[0] == "visual" else "text"
+def _frozen_modules(module: nn.Module) -> list[nn.Module]:
+    """The largest modules that have parameters, all of them frozen."""
+    own = [parameter.requires_grad for parameter in module.parameters()]
+    if own and not any(own):
+        return [module]
+    return [frozen for child in module.children() for frozen in _frozen_modules(child)]

@@ -2,13 +2,14 @@
 
 `build_optimizer` sorts parameters into groups, each with a key "role": "decayed" (matrices and the like),
 "plain" (norms and biases: no weight decay), "scalar" (open_clip's own temperature and bias: no decay, and
-LAMB's α is 1) and "tau" (the loss's temperature: as scalar, with its own rate); and "counts", as in its row.
+LAMB's α is 1) and "tau" (the loss's temperature: as scalar, with its own rate); "counts", as in its row; and
+"factor", of the learning rate.
 `Stepper` does one guarded update. `optimizer_tensors` returns the state for a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from math import isfinite, log
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ def build_optimizer(
     *,
     lr: float,
     weight_decay: float,
+    factor: Callable[[str], float] | None = None,
     **options: Any,
 ) -> Optimizer:
     """An optimizer for the model's trainable parameters and for τ, with its state initialized.
@@ -46,6 +48,7 @@ def build_optimizer(
         tau_groups: from `GlobalContrastiveLoss.parameter_groups()`; may be empty.
         lr: learning rate of the model; `set_learning_rate` changes it.
         weight_decay: λ; decoupled, except for sgd, where it is part of the gradient.
+        factor: from a parameter's name to the factor of its learning rate; None: 1 for all.
         options: all further options of the optimizer's row, such as betas and eps.
     """
     row = OPTIMIZERS[name]
@@ -53,13 +56,20 @@ def build_optimizer(
         required, given = (", ".join(names) or "none" for names in (row.options, options))
         raise InputError("options", f"of {name} must be {required}; got {given}.")
     _check_rate("optim.lr", lr, row.lr)
-    trained = [parameter for _, parameter in model_parameters if parameter.requires_grad]
+    of_dimension: dict[int, dict[str, Any]] = {
+        2: {"role": "decayed", "weight_decay": weight_decay},
+        1: {"role": "plain", "weight_decay": 0.0},
+        0: {**row.scalars, "role": "scalar", "weight_decay": 0.0},
+    }
+    params: dict[tuple[int, float], list[Parameter]] = {}
+    for parameter_name, parameter in model_parameters:
+        if parameter.requires_grad:
+            own = 1.0 if factor is None else factor(parameter_name)
+            params.setdefault((min(parameter.ndim, 2), own), []).append(parameter)
     groups: list[dict[str, Any]] = [
-        {"role": "decayed", "params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
-        {"role": "plain", "params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
+        {**of_dimension[dimension], "params": params[dimension, own], "factor": own, "lr": lr * own}
+        for dimension, own in sorted(params, reverse=True)
     ]
-    scalars = [p for p in trained if p.ndim == 0]
-    groups.append({**row.scalars, "role": "scalar", "params": scalars, "weight_decay": 0.0})
     for group in tau_groups:
         _check_rate("loss.tau_lr", group["lr"], 2e-4)
         groups.append({**group, **row.scalars, "role": "tau"})
@@ -84,10 +94,10 @@ def learning_rate(step: int, *, peak: float, warmup: int, total: int, min_lr: fl
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate of the model's groups. τ has its own, without warm-up and cosine."""
+    """Set the learning rate of the model's groups, times their factors. τ has its own, without a schedule."""
     for group in optimizer.param_groups:
         if group["role"] != "tau":
-            group["lr"] = lr
+            group["lr"] = lr * group["factor"]
 
 
 class Update(NamedTuple):

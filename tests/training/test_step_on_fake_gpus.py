@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastclip.config.optimizers import OPTIMIZERS as TABLE
-from fastclip.config.options import BatchConfig, ModelConfig, OptimOptions, TrainConfig
+from fastclip.config.options import BatchConfig, LoraOptions, ModelConfig, OptimOptions, TrainConfig
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
 from fastclip.model import build_model
@@ -58,9 +58,9 @@ def _fused_sgd(params, grads, buffers, *, found_inf, **_):
     assert {tensor.device for tensor in (*params, *grads, *buffers, found_inf)} == {CUDA}
 
 
-def build(model, algorithm, optimizer, precision, micro=None):
+def build(model, algorithm, optimizer, precision, micro=None, lora=0):
     """A step with fake weights on CUDA; the towers are built before, as building reads values."""
-    asked = ModelConfig(model, compile=False)
+    asked = ModelConfig(model, compile=False, lora=LoraOptions(lora))
     config = resolve(
         TrainConfig(
             algorithm=algorithm,
@@ -73,7 +73,8 @@ def build(model, algorithm, optimizer, precision, micro=None):
         )
     )
     row = config.loss.algorithm
-    towers = build_model(model, device="cpu", logit_bias=row.logit_bias, tau=config.loss.tau)
+    options = {"logit_bias": row.logit_bias, "tau": config.loss.tau, "lora": asked.lora}
+    towers = build_model(model, device="cpu", **options)
     if not row.peer:
         towers.freeze_logit_scale()
     return config, towers
@@ -97,11 +98,14 @@ def after_the_first_step(loss, local_batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "optimizer", "precision", "micro"), CASES)
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer", "precision", "micro", "lora"),
+    [*((*case, 0) for case in CASES), ("fastclip-v3", "adamw", "bfloat16", None, 4)],
+)
 def test_forward_loss_update_and_skip_never_wait(
-    algorithm, optimizer, precision, micro, model, eight_gpus, monkeypatch
+    algorithm, optimizer, precision, micro, lora, model, eight_gpus, monkeypatch
 ):
-    config, towers = build(model, algorithm, optimizer, precision, micro)
+    config, towers = build(model, algorithm, optimizer, precision, micro, lora)
     with FakeTensorMode():
         make_fake(towers)
         train_step = build_module.build_step(config, towers, N, eight_gpus)

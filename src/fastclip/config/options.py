@@ -76,6 +76,32 @@ class PatchDropout:
 
 
 @dataclass(frozen=True)
+class LoraOptions:
+    """Low-rank adapters (LoRA), trained instead of the weights of pretrained towers."""
+
+    rank: int = 0
+    """Rank of the adapters, e.g. 8; 0: none. Of an adapted tower only they and the projection are trained."""
+    alpha: float | None = None
+    """Adapters are scaled by alpha/rank. Default: twice the rank."""
+    targets: list[str] | None = None
+    """Layers to adapt, by a part of their names, e.g. [attn, mlp.c_fc]. Default: all attention and linear
+    layers of the blocks."""
+
+    def __post_init__(self) -> None:
+        _check("model.lora.rank", self.rank, self.rank >= 0, "0 or more", 8)
+        alpha = self.alpha
+        _check("model.lora.alpha", alpha, alpha is None or 0 < alpha < inf, "finite and above 0", 16)
+        if not self.rank and (alpha is not None or self.targets is not None):
+            raise OptionError("model.lora.rank", 0, "switches LoRA off", example=8)
+        if self.targets is not None and not self.targets:
+            raise OptionError("model.lora.targets", [], "matches no layer", example="[attn]")
+
+    @property
+    def scale(self) -> float:
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The image and text towers."""
 
@@ -84,8 +110,10 @@ class ModelConfig:
     path of an open_clip JSON config."""
     pretrained: str | None = None
     """Weights to start from: an open_clip tag, a .safetensors or .pt file, or an exported folder."""
-    freeze: Literal["none", "image", "text"] = "none"
-    """Tower that is not trained; `image` with pretrained weights is LiT."""
+    freeze: Literal["none", "image", "text", "trunks"] | dict[str, int] = "none"
+    """What is not trained: a tower (`image` with pretrained weights is LiT), `trunks` (all but the two
+    projections), or all but the last blocks of a tower and its projection: {image: 6, text: 0}."""
+    lora: LoraOptions = field(default_factory=LoraOptions)
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     compile: bool | Literal["auto"] = "auto"
@@ -100,6 +128,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         share = self.patch_dropout.share
+        if isinstance(self.freeze, dict):
+            sides, counts = self.freeze.keys() <= {"image", "text"}, all(n >= 0 for n in self.freeze.values())
+            rule = "a table of towers and the number of their last blocks to train"
+            _check("model.freeze", self.freeze, bool(self.freeze) and sides and counts, rule, "{image: 6}")
         if share > 0 and self.freeze == "image":
             rule = "has no effect with model.freeze=image: a frozen tower encodes whole images"
             raise OptionError("model.patch_dropout", share, rule, advice="Omit one of them.")
@@ -183,6 +215,13 @@ class OptimOptions:
     """ε of AdamW and LAMB."""
     momentum: float | None = None
     """Momentum of SGD."""
+    image_lr: float | None = None
+    """Peak learning rate of the image tower, if it is not optim.lr."""
+    text_lr: float | None = None
+    """Peak learning rate of the text tower, if it is not optim.lr."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from each block to the one before it, e.g. 0.75: early layers change less.
+    Default: 1."""
     warmup: int | None = None
     """Steps in which the learning rate rises from 0. Default: a tenth of the run, at most 10,000."""
     min_lr: float | None = None
@@ -198,6 +237,9 @@ class OptimOptions:
             _check(f"optim.{name}", value, value is None or good(value), rule, example)
 
         check("lr", lambda lr: 0 <= lr < inf, "finite and at least 0", 1e-3)
+        check("image_lr", lambda lr: 0 <= lr < inf, "finite and at least 0", 1e-4)
+        check("text_lr", lambda lr: 0 <= lr < inf, "finite and at least 0", 1e-4)
+        check("layer_decay", lambda factor: 0 < factor <= 1, "in (0, 1]", 0.75)
         check("weight_decay", lambda decay: 0 <= decay < inf, "finite and at least 0", 0.1)
         in_range = all(0 <= beta < 1 for beta in self.betas or ())
         _check("optim.betas", self.betas, in_range, "two numbers in [0, 1)", "[0.9, 0.98]")
@@ -339,6 +381,8 @@ class TrainConfig:
 
 TABLES = {"algorithms": LossOptions, "optimizers": OptimOptions}
 SECTIONS = {name: kind for name, kind in get_type_hints(TrainConfig).items() if is_dataclass(kind)}
+INNER_SECTIONS: dict[str, Any] = {"model.patch_dropout": PatchDropout, "model.lora": LoraOptions}
+"""Sections inside sections; the first option of each may be given alone: `--model.lora 8`."""
 
 
 def as_dict(config: TrainConfig) -> dict:
@@ -371,8 +415,8 @@ def _section(kind: Any, values: Any, name: str) -> Any:
 
 def _value(option: str, value: Any) -> Any:
     """An option's value from JSON or YAML, which have lists for tuples and mappings for sections."""
-    if option == "model.patch_dropout":
-        return _section(PatchDropout, value, option)
+    if option in INNER_SECTIONS:
+        return _section(INNER_SECTIONS[option], value, option)
     return tuple(value) if option.endswith((".betas", ".tau_betas")) else value
 
 

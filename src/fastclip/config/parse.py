@@ -21,14 +21,15 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
-from fastclip.config.options import SECTIONS, TABLES, TrainConfig
+from fastclip.config.options import INNER_SECTIONS, SECTIONS, TABLES, TrainConfig
 from fastclip.config.renamed import current_name, report_new_name, with_current_names
 from fastclip.config.yaml_text import HostileYaml, check_structure, read_yaml
 from fastclip.errors import OptionError, PathError, UnknownOption
 from fastclip.text import did_you_mean, nearest
 
 RECIPES = Path(__file__).parent / "recipes"
-_PATCH_DROPOUT = "model.patch_dropout"  # a section inside a section, whose first option may be given alone
+TRAIN = "fastclip train"
+DRY_RUN = ("--dry_run", "--dry-run")
 
 
 def recipe_names() -> list[str]:
@@ -51,9 +52,7 @@ def find_recipe(name: str) -> Path:
     raise OptionError("config", name, "must be an existing YAML file or the name of a recipe", advice=hint)
 
 
-def parse(
-    words: list[str], prog: str = "fastclip train", defaults: Mapping[str, Any] | None = None
-) -> TrainConfig:
+def parse(words: list[str], prog: str = TRAIN, defaults: Mapping[str, Any] | None = None) -> TrainConfig:
     """The config of a command line; `--help` prints the options and exits.
 
     Args:
@@ -61,13 +60,13 @@ def parse(
     """
     parser = _parser(prog)
     words, source = _configs_first(words, _options(parser))
-    words = _with_share(words)
+    words = _with_first_options(words)
     _check_values(words)
     if defaults is not None:
         words = [f"--config={yaml.safe_dump(with_current_names(defaults))}", *words]
     try:
         parsed = parser.parse_args(words)
-        for name in (*SECTIONS, _PATCH_DROPOUT):
+        for name in (*SECTIONS, *INNER_SECTIONS):
             if not isinstance(parsed[name], Namespace):  # `batch: 64` in a file
                 raise _not_a_value(name, parsed[name])
         values = vars(parser.instantiate(parsed))
@@ -79,6 +78,7 @@ def parse(
     for name, value in values.items():
         if value is None and NoneType not in get_args(_type_of(name)):  # `epochs:` alone in a file
             raise OptionError(name, "null", f"must be {_kind(_type_of(name))}")
+    values.pop("dry_run", None)  # for `fastclip train`, which looks for it itself
     config = TrainConfig(**values)
     if config.out is None:
         config = replace(config, out=f"runs/{source.stem if source else 'train'}-{config.algorithm}")
@@ -137,12 +137,19 @@ def _parser(prog: str) -> ArgumentParser:
     )
     parser.add_argument("--config", action=ActionConfigFile, help="a recipe's name, or a YAML file")
     parser.add_argument("--from", metavar="CHECKPOINT", default=SUPPRESS, help=_FROM)
+    if prog == TRAIN:
+        parser.add_argument(
+            *DRY_RUN,
+            action="store_true",
+            help="print which parameters train, at which rate and decay, and exit",
+        )
     parser.add_class_arguments(TrainConfig)
     for action in parser._actions:
         if "--print_config" in action.option_strings:
             action.help = "print all settings as YAML, as a start for your own file, and exit"
-        if action.dest == _PATCH_DROPOUT:
-            action.help, action.metavar = "The share alone, or {share: 0.5, until: 0.9}.", "SHARE"
+        if action.dest in INNER_SECTIONS:
+            first = _first_option(action.dest)
+            action.help, action.metavar = f"The {first} alone, or {_EXAMPLES[action.dest]}.", first.upper()
     return parser
 
 
@@ -193,20 +200,22 @@ def _config_source(path: Path) -> str:
     if not isinstance(content, dict):
         raise PathError(path, "has no settings; its lines should read like `epochs: 30`.")
     current = with_current_names(content)
-    model = current.get("model")
-    if isinstance(model, dict) and not isinstance(model.get("patch_dropout", {}), dict):
-        current["model"] = model | {"patch_dropout": {"share": model["patch_dropout"]}}
+    for inner in INNER_SECTIONS:
+        section, _, name = inner.partition(".")
+        options = current.get(section)
+        if isinstance(options, dict) and not isinstance(options.get(name, {}), dict):
+            current[section] = options | {name: {_first_option(inner): options[name]}}
     return str(path) if current == content else yaml.safe_dump(current)
 
 
-def _with_share(words: list[str]) -> list[str]:
+def _with_first_options(words: list[str]) -> list[str]:
     """Write `--model.patch_dropout 0.5` as `--model.patch_dropout.share 0.5`."""
     written = []
     for position, word in enumerate(words):
         option, equals, value = word.partition("=")
         given = value if equals else "".join(words[position + 1 : position + 2])
-        if option == f"--{_PATCH_DROPOUT}" and not given.startswith("{"):
-            option += ".share"
+        if option[2:] in INNER_SECTIONS and not given.startswith("{"):
+            option += f".{_first_option(option[2:])}"
         written.append(option + equals + value)
     return written
 
@@ -221,6 +230,16 @@ def _check_values(words: list[str]) -> None:
             check_structure(word)
         except HostileYaml as error:
             raise OptionError(option, f"{word[:20]}…", f"cannot be read: {error}") from None
+
+
+_EXAMPLES = {
+    "model.patch_dropout": "{share: 0.5, until: 0.9}",
+    "model.lora": "{rank: 8, alpha: 16}",
+}
+
+
+def _first_option(section: str) -> str:
+    return fields(INNER_SECTIONS[section])[0].name
 
 
 def _readable(message: str, parser: ArgumentParser) -> ValueError:
@@ -260,8 +279,8 @@ def _unknown(name: str, options: list[str]) -> UnknownOption:
 
 
 def _not_a_value(section: str, value: object) -> OptionError:
-    if section == _PATCH_DROPOUT:
-        return OptionError(section, value, "must be a number or a table", example="{share: 0.5, until: 0.9}")
+    if section in INNER_SECTIONS:
+        return OptionError(section, value, "must be a number or a table", example=_EXAMPLES[section])
     main = fields(SECTIONS[section])[0].name
     advice = f"Did you mean {section}.{main}={value}?"
     return OptionError(section, value, "is not possible, as it is a section of options", advice=advice)

@@ -38,6 +38,10 @@ class OptimSettings:
     lr: float
     """Peak learning rate, scaled with the batch size."""
     weight_decay: float
+    tower_factors: dict[str, float]
+    """Factors of the rate in the image and the text tower."""
+    layer_decay: float
+    """Factor of the rate from each block to the one before it."""
     options: dict[str, Any]
     """Further arguments of its class: betas, eps, momentum."""
     warmup: int | None
@@ -204,12 +208,23 @@ def _optim_settings(name: str, optim: OptimOptions, scale: float) -> OptimSettin
         name,
         optim.lr * scale,
         optim.weight_decay,
+        _tower_factors(optim, optim.lr),
+        1.0 if optim.layer_decay is None else optim.layer_decay,
         {option: getattr(optim, option) for option in OPTIMIZERS[name].options},
         optim.warmup,
         0.0 if optim.min_lr is None else optim.min_lr,
         optim.clip,
         optim.wire_dtype,
     )
+
+
+def _tower_factors(optim: OptimOptions, lr: float) -> dict[str, float]:
+    factors = {}
+    for tower, own in (("image", optim.image_lr), ("text", optim.text_lr)):
+        if own is not None and lr == 0:
+            raise OptionError(f"optim.{tower}_lr", own, "is relative to optim.lr, which must be above 0")
+        factors[tower] = 1.0 if own is None else own / lr
+    return factors
 
 
 def _over(*rows: Options | None) -> Options:

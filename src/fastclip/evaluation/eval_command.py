@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json as json_module
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +15,10 @@ from fastclip.evaluation.suites import SUITES, Mean, Suite, find_suite
 from fastclip.terminal import console, progress, say
 
 if TYPE_CHECKING:
+    import torch
+
+    from fastclip.distributed.world import World
+    from fastclip.model import TwoTowers
     from fastclip.run.results import Result
 
 
@@ -32,6 +36,9 @@ def evaluate(
     batch_size: int = 256,
     workers: int = 2,
     formats: str | None = None,
+    blend: str | None = None,
+    tasks_before: str | None = None,
+    start: str | None = None,
     json: bool = False,
 ) -> None:
     """Score a model on tasks it was not trained for.
@@ -42,6 +49,8 @@ def evaluate(
       fastclip eval ViT-B-32 --pretrained laion2b_s34b_b79k --tasks data/datacomp \\
           --suite datacomp
       fastclip eval --tasks data/datacomp --suite datacomp --list
+      fastclip eval runs/fine-tuned --blend 0,0.25,0.5,0.75,1 --tasks my/photos \
+          --tasks_before data/datacomp        (what was learned against what was forgotten)
 
     Image features are cached, so scoring again is quick, and an interrupted evaluation resumes. Several GPUs
     share the work: `torchrun --nproc-per-node 8 -m fastclip eval …`. docs/evaluation.md explains the metrics
@@ -63,6 +72,10 @@ def evaluate(
         workers: loader workers per rank.
         formats: image formats to decode besides JPEG, PNG, WebP, GIF, BMP and TIFF, separated by commas:
             avif, jpeg2000, ppm. Those of a run's data.formats are included.
+        blend: shares of the way from the weights at which a run started to those at its end: the new tasks
+            against the old ones, as a table and as blend.png in the folder of results.
+        tasks_before: with --blend, tasks that the model could do before, as --tasks.
+        start: with --blend, the weights at which the run started, if their source is gone.
         json: print JSON instead of a table.
     """
     if model is None and not list:
@@ -88,11 +101,25 @@ def evaluate(
         )
     folders, out = _selected(folders, select), out or _results_folder(model)
     accepted = (*formats_of(model), *split_formats("formats", formats))
-    results = _score_all(
-        model, folders, pretrained, checkpoint, out, precision, device, batch_size, workers, accepted
-    )
+    scorer = Scorer(out, precision, device, batch_size, workers, accepted)
+    if blend is not None:
+        from fastclip.evaluation.blend_curve import blend_curve
+
+        before = _find_folders(tasks_before, None) if tasks_before else {}
+        blend_curve(Path(model), blend, start, checkpoint, folders, before, scorer, json)
+        return
+    for option, value in (("tasks_before", tasks_before), ("start", start)):
+        if value is not None:
+            raise OptionError(option, value, "has no effect without --blend", advice="Omit it.")
+
+    def load(device: torch.device) -> Iterator[TwoTowers]:
+        from fastclip.run.load import load_towers
+
+        yield load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=device)
+
+    results = scorer.score(load, model, folders)
     if results is not None:  # on rank 0
-        _report(results, chosen, missing, json)
+        _report(results[0], chosen, missing, json)
 
 
 evaluate.__doc__ = str(evaluate.__doc__).replace("SUITES", " or ".join(SUITES))
@@ -141,51 +168,77 @@ def _results_folder(model: str) -> Path:
     return Path("evaluations") / Path(os.path.abspath(folder)).name
 
 
-def _score_all(
-    model: str,
-    folders: dict[str, Path | str],
-    pretrained: str | None,
-    checkpoint: Literal["last", "best"],
-    out: Path,
-    precision: str,
-    device: Literal["auto", "cuda", "cpu"],
-    batch_size: int,
-    workers: int,
-    formats: tuple[str, ...],
-) -> list[Result] | None:
-    """Results in the order of the tasks, on rank 0."""
-    from fastclip.distributed.agreement import require_same
-    from fastclip.distributed.device import report_devices
-    from fastclip.distributed.world import join_world, silence_other_ranks
-    from fastclip.evaluation.feature_cache import model_key
-    from fastclip.evaluation.features import Encoder
-    from fastclip.evaluation.run_tasks import evaluate
-    from fastclip.precision import AUTOCAST, check_precision
-    from fastclip.run.load import load_towers
-    from fastclip.run.results import append_result, read_results
+@dataclass(frozen=True)
+class Scorer:
+    """How tasks are scored, and the folder where results are kept."""
 
-    with join_world(device=device) as world:
-        silence_other_ranks(world)
-        options = {"precision": precision, "batch_size": batch_size, "out": str(out), "tasks": [*folders]}
-        options |= {"formats": formats}
-        require_same(world, options)  # before any other collective: ranks that differ could hang
-        report_devices(world)
-        check_precision(precision, world.device)
-        towers = load_towers(model, pretrained=pretrained, checkpoint=checkpoint, device=world.device)
-        key = model_key(towers, AUTOCAST.get(precision))
-        require_same(world, {"model": f"{model} with weights {key}"})  # a run may save while it is loaded
+    out: Path
+    precision: str
+    device: Literal["auto", "cuda", "cpu"]
+    batch_size: int
+    workers: int
+    formats: tuple[str, ...]
+
+    def score(
+        self,
+        models: Callable[[torch.device], Iterator[TwoTowers]],
+        name: str,
+        folders: dict[str, Path | str],
+        file: str = "results.jsonl",
+    ) -> list[list[Result]] | None:
+        """The results of each model in the order of the tasks, on rank 0.
+
+        Args:
+            models: from the device to the models in turn.
+            name: of the models, for messages.
+            file: where results are kept, in the folder.
+        """
+        from fastclip.distributed.agreement import require_same
+        from fastclip.distributed.device import report_devices
+        from fastclip.distributed.world import join_world, silence_other_ranks
+        from fastclip.precision import check_precision
+
+        with join_world(device=self.device) as world:
+            silence_other_ranks(world)
+            options = {name: value for name, value in vars(self).items() if name not in ("device", "workers")}
+            require_same(
+                world, options | {"out": str(self.out), "tasks": [*folders]}
+            )  # before any collective
+            report_devices(world)
+            check_precision(self.precision, world.device)
+            results = [
+                self._score_one(towers, name, folders, self.out / file, world)
+                for towers in models(world.device)
+            ]
+            return results if world.is_main else None
+
+    def _score_one(
+        self, towers: TwoTowers, name: str, folders: dict[str, Path | str], file: Path, world: World
+    ) -> list[Result]:
+        from fastclip.distributed.agreement import require_same
+        from fastclip.evaluation.feature_cache import model_key
+        from fastclip.evaluation.features import Encoder
+        from fastclip.evaluation.run_tasks import evaluate
+        from fastclip.precision import AUTOCAST
+        from fastclip.run.results import append_result, read_results
+
+        key = model_key(towers, AUTOCAST.get(self.precision))
+        require_same(world, {"model": f"{name} with weights {key}"})  # a run may save while it is loaded
         encoder = Encoder(
-            towers, world, batch_size=batch_size, workers=workers, precision=precision, formats=formats
+            towers,
+            world,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            precision=self.precision,
+            formats=self.formats,
         )
-        file = out / "results.jsonl"
         if world.is_main:
-            out.mkdir(parents=True, exist_ok=True)
-        done = world.agree(read_results(file))
-        results = []
+            file.parent.mkdir(parents=True, exist_ok=True)
+        done, results = world.agree(read_results(file)), []
         with ExitStack() as bars:
 
-            def bar(name: str) -> Callable[[int, int], None]:
-                return bars.enter_context(progress(name, "images"))
+            def bar(task: str) -> Callable[[int, int], None]:
+                return bars.enter_context(progress(task, "images"))
 
             show = bar if world.is_main else None
             for result in evaluate(folders, encoder, key, done=done, progress=show):
@@ -193,7 +246,7 @@ def _score_all(
                 results.append(result)
                 if world.is_main and done.get(result.key) != result:
                     append_result(file, result)
-        return results if world.is_main else None
+        return results
 
 
 def _report(results: list[Result], suite: Suite | None, missing: list[str], json: bool) -> None:

@@ -17,6 +17,7 @@ from xxhash import xxh3_128
 from fastclip.data.bad_samples import BadSample
 from fastclip.evaluation.features import Encoder, ImageFeatures, Images, Progress
 from fastclip.files import sync, temporary_path
+from fastclip.lora import merged_state
 from fastclip.model import TwoTowers
 
 log = logging.getLogger(__name__)
@@ -30,10 +31,10 @@ def model_key(model: TwoTowers, autocast: torch.dtype | None) -> str:
     """
     hasher = blake2b(digest_size=16)
     hasher.update(json.dumps([VERSION, model.model_cfg, model.preprocess_cfg, str(autocast)]).encode())
-    for name, tensor in model.clip.state_dict().items():
+    for name, tensor in merged_state(model.clip).items():
         if not name.startswith("logit_"):
             hasher.update(name.encode())
-            hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 

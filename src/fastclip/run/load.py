@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import log
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import open_clip
 import torch
@@ -26,6 +26,7 @@ from fastclip.precision import float32_products
 from fastclip.run.checkpoint import load as load_tensors
 from fastclip.run.checkpoint import tensor_names
 from fastclip.run.folder import Which, find_checkpoint, is_run, read_metadata
+from fastclip.run.start import Start, build_first
 from fastclip.weights import CONFIG_FILE
 
 ImageInput = Image.Image | str | Path
@@ -129,20 +130,32 @@ def load_towers(
 
 
 def load_model(
-    run: Path, which: Which = "last", device: torch.device | str = "cpu"
+    run: Path,
+    which: Which = "last",
+    device: torch.device | str = "cpu",
+    start: str | Path | None = None,
 ) -> tuple[TwoTowers, float | None]:
-    """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter."""
+    """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter.
+
+    A run with LoRA needs the weights at which it started: `start`, if their source is gone.
+    """
     path = find_checkpoint(run, which)
-    config, names = read_metadata(path)["config"], tensor_names(path)
+    metadata, names = read_metadata(path), tensor_names(path)
+    config = metadata["config"]
     dtype = torch.float64 if config["precision"] == "float64" else torch.float32
-    towers = build_model(
-        str(run / CONFIG_FILE),
-        text_padding=config["model"].get("text_padding", "auto"),
-        logit_bias="model.clip.logit_bias" in names,
-        device=device,
-        dtype=dtype,
-    )
-    tensors = {f"model.{name}": tensor for name, tensor in towers.state_dict().items()}
+    options: dict[str, Any] = {
+        "text_padding": config["model"].get("text_padding", "auto"),
+        "device": device,
+        "dtype": dtype,
+    }
+    if config["model"].get("lora", {}).get("rank"):  # its checkpoints hold only what was trained
+        settings = resolve_again(config)
+        options |= {"freeze": settings.model.freeze, "lora": settings.model.lora}
+        towers = build_first(run, settings, Start(**metadata["start"]), start, **options)
+    else:
+        logit_bias = "model.clip.logit_bias" in names
+        towers = build_model(str(run / CONFIG_FILE), logit_bias=logit_bias, **options)
+    tensors = {f"model.{name}": tensor for name, tensor in towers.checkpoint_state().items()}
     for name in _TAU & names.keys():
         tensors[name] = torch.empty(names[name][0], dtype=names[name][1])
     load_tensors(path, tensors)

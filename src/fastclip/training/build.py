@@ -15,10 +15,12 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Decoder
 from fastclip.distributed.world import World
+from fastclip.layers import Layers
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
@@ -42,6 +44,7 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
         model.name,
         pretrained=model.pretrained,
         freeze=model.freeze,
+        lora=model.lora,
         gradient_checkpointing=model.gradient_checkpointing,
         channels_last=model.channels_last,
         batch_norm=model.batch_norm,
@@ -100,16 +103,9 @@ def build_step(
         total: number of steps; None: those of a new run.
         found: the size that `batch.micro: auto` found earlier; None: find it.
     """
-    loss = _build_loss(config, towers, num_samples, world)
+    loss = build_loss(config, towers, num_samples, world)
     optim, total = config.optim, total or config.total_steps(num_samples)
-    optimizer = build_optimizer(
-        optim.name,
-        towers.named_parameters(),
-        loss.parameter_groups(),
-        lr=optim.lr,
-        weight_decay=optim.weight_decay,
-        **optim.options,
-    )
+    optimizer = build_run_optimizer(config, towers, loss)
     scaler = torch.amp.GradScaler(world.device.type) if config.precision == "float16" else None
     slow_tau = loss.log_scale if config.loss.algorithm.slow_tau else None
     warmup = warmup_steps(optim.warmup, total)
@@ -134,6 +130,20 @@ def build_step(
         towers, world, optim.wire_dtype
     )  # last: its buckets take the memory of the trial's gradients
     return train_step
+
+
+def build_run_optimizer(config: Resolved, towers: TwoTowers, loss: Loss) -> Optimizer:
+    """Build the optimizer of the model and of τ, with the rates of towers and layers."""
+    optim, layers = config.optim, Layers(towers.clip)
+    return build_optimizer(
+        optim.name,
+        towers.clip.named_parameters(),
+        loss.parameter_groups(),
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        factor=partial(layers.rate_factor, tower_factors=optim.tower_factors, layer_decay=optim.layer_decay),
+        **optim.options,
+    )
 
 
 def warmup_steps(given: int | None, steps: int) -> int:
@@ -170,7 +180,8 @@ def _wrapped(towers: TwoTowers, world: World, wire_dtype: str | None) -> nn.Modu
 _COMPRESSION = {"bfloat16": bf16_compress_hook}
 
 
-def _build_loss(config: Resolved, towers: TwoTowers, num_samples: int, world: World) -> Loss:
+def build_loss(config: Resolved, towers: TwoTowers, num_samples: int, world: World) -> Loss:
+    """Build the loss, with the state of this many samples."""
     if config.loss.algorithm.peer:
         return OpenClipLoss(config.loss, towers, world.rank, world.size)
     with _default_dtype(_dtype(config)):

@@ -17,6 +17,7 @@ from torch import Tensor
 from fastclip.errors import InputError, PathError
 from fastclip.files import atomic_folder, atomic_write
 from fastclip.finite import first_non_finite
+from fastclip.lora import merged_state
 from fastclip.model import TwoTowers
 from fastclip.weights import CONFIG_FILE
 
@@ -136,7 +137,7 @@ def _check_replaceable(folder: Path, written: set[str]) -> None:
 def _plain_state(model: TwoTowers, tau: float | None) -> dict[str, Tensor]:
     """Copies of the weights, each with its own memory: float32 on the CPU, contiguous."""
     state = {}
-    for name, tensor in model.clip.state_dict().items():
+    for name, tensor in merged_state(model.clip).items():
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         state[name] = tensor.to("cpu", dtype).clone(memory_format=torch.contiguous_format)
     if tau is not None:

@@ -20,6 +20,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from fastclip.config.resolved import resolve_again
 from fastclip.evaluation.feature_cache import model_key
 from fastclip.evaluation.suites import DEFAULT_MEASURE, measure_of
+from fastclip.lora import is_adapter
 from fastclip.model import LOCAL_DIR, TwoTowers
 from fastclip.run.folder import METRICS, RESULTS, read_metadata
 from fastclip.run.metrics_file import read_metrics
@@ -40,17 +41,21 @@ class Score(NamedTuple):
     note: str = ""
 
 
-def model_card(run: Path, checkpoint: Path, model: TwoTowers, tau: float | None) -> str:
+def model_card(
+    run: Path, checkpoint: Path, model: TwoTowers, tau: float | None, blend: float | None = None
+) -> str:
     """The text of the card for the model of one checkpoint.
 
     Args:
         run: the run's folder, which has the scores.
         checkpoint: the folder of the model's checkpoint.
         tau: the temperature; None if it is a parameter of the model.
+        blend: the share of the trained weights, if the model is a blend with the initial ones.
     """
     metadata = read_metadata(checkpoint)
     name = run.expanduser().resolve().name
-    measured, trained = _scores_of_tasks(run, model), _scores_in_training(run, metadata)
+    measured = _scores_of_tasks(run, model)
+    trained = _scores_in_training(run, metadata) if blend is None else []  # those are of the trained weights
     card = ModelCard.from_template(
         _head(name, metadata["config"], measured + trained),
         template_path=str(Path(__file__).with_name("model_card.md")),
@@ -58,13 +63,18 @@ def model_card(run: Path, checkpoint: Path, model: TwoTowers, tau: float | None)
         metadata=metadata,
         config=metadata["config"],
         towers=model,
-        parameters=sum(parameter.numel() for parameter in model.clip.parameters()) / 1e6,
+        parameters=_parameters(model) / 1e6,
+        blend=blend,
         measured=[_for_table(score) for score in measured],
         trained=[_for_table(score) for score in trained],
         tau=math.exp(-float(model.clip.logit_scale.detach())) if tau is None else tau,
         **_training(metadata),
     )
     return f"{card}\n"
+
+
+def _parameters(model: TwoTowers) -> int:
+    return sum(parameter.numel() for name, parameter in model.clip.named_parameters() if not is_adapter(name))
 
 
 def _head(name: str, config: dict, scores: list[Score]) -> ModelCardData:

@@ -174,13 +174,15 @@ class TrainStep:
         self.towers, self.model, self.loss, self.stepper = towers, model, loss, stepper
         self.lr, self.decoder, self.world, self.whole_images_from = lr, decoder, world, whole_images_from
         self.micro, self.autocast, self.seed = micro, autocast, seed
+        self._rate = lr(0)
         self._names = {parameter: f"model.{name}" for name, parameter in towers.named_parameters()}
         for group in loss.parameter_groups():
             self._names |= dict.fromkeys(group["params"], "loss.log_scale")
 
     def __call__(self, batch: Batch) -> StepResult:
         """Train on a batch from the loader."""
-        set_learning_rate(self.stepper.optimizer, self.lr(batch.step))
+        self._rate = self.lr(batch.step)
+        set_learning_rate(self.stepper.optimizer, self._rate)
         self.loss.set_epoch(batch.epoch)
         images = batch.images.to(self.world.device, non_blocking=True)
         tokens = batch.tokens.to(self.world.device, non_blocking=True)
@@ -218,7 +220,7 @@ class TrainStep:
 
     def rates(self, tau: float) -> dict[str, float]:
         """The learning rates and γ of the last step, for a record; `tau` is the temperature it used."""
-        rates = {"lr": self.stepper.optimizer.param_groups[0]["lr"]}
+        rates = {"lr": self._rate}
         if self.loss.gamma is not None and not self.loss.settings.adaptive:
             rates["gamma"] = self.loss.gamma
         row, tau_lr = self.loss.algorithm, self.loss.settings.tau_lr
@@ -230,7 +232,7 @@ class TrainStep:
         """All tensors by name, not copied: model.…, loss.… (including the state per sample), optimizer.…"""
         moments, _ = optimizer_tensors(self.stepper.optimizer, self._names)
         loss = self.loss.sharded_state_dict()
-        parts = {"model": self.towers.state_dict(), "loss": loss, "optimizer": moments}
+        parts = {"model": self.towers.checkpoint_state(), "loss": loss, "optimizer": moments}
         return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
 
     def metadata(self) -> dict[str, object]:
@@ -245,7 +247,7 @@ class TrainStep:
         def named(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
-        self.towers.load_state_dict(named("model."))
+        self.towers.load_state_dict(named("model."), strict=not self.towers.adapted)
         self.loss.load_state_dict(named("loss."))
         load_optimizer_tensors(
             self.stepper.optimizer, self._names, named("optimizer."), metadata["optimizer"]

@@ -34,6 +34,7 @@ from fastclip.run.folder import (
 from fastclip.run.lock import RunLock
 from fastclip.run.metrics_file import truncate_metrics
 from fastclip.run.open_folder import FolderGone, OtherRun, is_gone, open_folder, open_start
+from fastclip.run.start import recorded_start, start_of
 from fastclip.training.between_ranks import agree_on_buffers, agree_on_tau, means_over_ranks, shared_settings
 from fastclip.training.build import build_step, build_towers
 from fastclip.training.divergence import (
@@ -110,6 +111,7 @@ class Trainer:
             self.total = total_steps(saved)
         self.micro_conditions = conditions(config, world)
         found = found_before(saved, self.micro_conditions)
+        self.start = recorded_start(saved, towers) if saved else start_of(towers, config.model, config.seed)
         decoder = pairs.decoder
         self.train_step = build_step(config, towers, self.num_samples, world, decoder, self.total, found)
         self.step = 0  # steps done
@@ -270,6 +272,7 @@ class Trainer:
             "evaluation_due": self.evaluation_due,
             "suspect": self.history.suspect,
             "history": self.history.state(),
+            "start": self.start and self.start._asdict(),
             "bad": [list(sample) for sample in loader.bad.samples.values()],
             "tally": self.world.gather(self.step_stats.values.tolist()),
             "elapsed": stopwatch.elapsed(),

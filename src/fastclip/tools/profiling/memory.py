@@ -84,7 +84,9 @@ def towers_on_meta(config: Resolved) -> TwoTowers:
         logging.disable(shown)
     # SyncBatchNorm has the same tensors as BatchNorm
     batch_norm: BatchNorm = "frozen" if config.model.batch_norm == "frozen" else "local"
-    towers = TwoTowers(clip, name, open_clip.get_model_config(name), config.model.freeze, batch_norm)
+    cfg, model = open_clip.get_model_config(name), config.model
+    with torch.device("meta"):  # adapters too
+        towers = TwoTowers(clip, name, cfg, model.freeze, batch_norm, lora=model.lora)
     if not config.loss.algorithm.peer:
         towers.freeze_logit_scale()
     return towers.to(dtype_of(config)).train()
