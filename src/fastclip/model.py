@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import log as ln
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -19,6 +20,8 @@ from torch.nn.functional import normalize
 from fastclip.errors import OptionError, PathError
 from fastclip.patch_dropout import KeepPatches, drop_patches
 from fastclip.text import nearest
+from fastclip.towers.design import LOCAL_DIR, Design, Parts, design
+from fastclip.towers.sizes import resize_positions
 from fastclip.unpadded_text import UnpaddedText
 from fastclip.unpadded_text import find as find_unpadded
 from fastclip.weights import CONFIG_FILE, find_weights, load_weights, read_config
@@ -29,7 +32,6 @@ Freeze = Literal["none", "image", "text"]
 BatchNorm = Literal["local", "sync", "frozen"]
 TextPadding = Literal["auto", "keep"]
 
-LOCAL_DIR = "local-dir:"
 OWN_MODELS = Path(__file__).parent / "models"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _SIGLIP_START = {"init_logit_scale": ln(10), "init_logit_bias": -10.0}  # as in the SigLIP paper
@@ -64,6 +66,7 @@ def build_model(
     *,
     device: torch.device | str,
     pretrained: str | Path | None = None,
+    parts: Parts = Parts(),  # noqa: B008 - immutable
     freeze: Freeze = "none",
     gradient_checkpointing: bool = False,
     channels_last: bool = False,
@@ -81,6 +84,7 @@ def build_model(
         name: see `find_model`.
         pretrained: an open_clip tag ("laion2b_s34b_b79k"), a file (.safetensors, or .pt and .bin with only
             tensors), or an exported folder. A tag or folder also sets the image mean and deviation.
+        parts: other towers and sizes than those of `name`; `pretrained` is for the tower that stays.
         freeze: the tower that is not trained; it stays in eval mode ("image" is LiT).
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         channels_last: memory layout of images and convolutions; faster for some models on a GPU.
@@ -104,14 +108,16 @@ def build_model(
         raise OptionError("loss.tau", tau, "must be above 0", example=0.07)
     name = find_model(name)
     file, preprocess_cfg = (None, {}) if pretrained is None else find_weights(name, str(pretrained))
-    clip, model_cfg = _create(name, logit_bias, seed, preprocess_cfg)
+    plan = design(name, parts)
+    clip, model_cfg = _create(plan, logit_bias, seed, preprocess_cfg | plan.preprocess)
     if file is not None:
-        load_weights(clip, name, file)
+        _load_whole(clip, file, plan)
+    plan.finish(clip)
     if tau is not None:
         nn.init.constant_(clip.logit_scale, -ln(tau))
     if batch_norm == "sync":
         clip = convert_sync_batchnorm(clip)
-    model = TwoTowers(clip, name, model_cfg, freeze, batch_norm, channels_last)
+    model = TwoTowers(clip, plan, model_cfg, freeze, batch_norm, channels_last)
     if batch_norm == "sync" and torch.device(device).type == "cpu":
         rule = "requires a GPU: torch's SyncBatchNorm does not run on a CPU"
         raise OptionError("model.batch_norm", batch_norm, rule)
@@ -135,7 +141,7 @@ class TwoTowers(nn.Module):
     def __init__(
         self,
         clip: Any,
-        name: str,
+        plan: Design,
         model_cfg: dict,
         freeze: Freeze = "none",
         batch_norm: BatchNorm = "local",
@@ -145,8 +151,9 @@ class TwoTowers(nn.Module):
         self.clip = clip
         self.unpadded: UnpaddedText | None = None  # the text tower without padding, where that is exact
         self.keep_patches: KeepPatches | None = None  # inside the image tower, with patch dropout
-        self.name, self.model_cfg, self.channels_last = name, model_cfg, channels_last
-        size, shown = clip.visual.preprocess_cfg["size"], name.removeprefix(LOCAL_DIR)
+        self.design, self.name = plan, plan.name
+        self.model_cfg, self.channels_last = model_cfg, channels_last
+        size, shown = clip.visual.preprocess_cfg["size"], plan.name.removeprefix(LOCAL_DIR)
         self.image_size: int = size if isinstance(size, int) else size[0]
         if not isinstance(size, int) and len(set(size)) > 1:
             rule = f"takes images of {size[0]}×{size[1]} pixels, but they must be square"
@@ -244,7 +251,7 @@ class TwoTowers(nn.Module):
 
     def tokenizer(self) -> Any:
         """Captions → token ids: open_clip's tokenizer of this model."""
-        return open_clip.get_tokenizer(self.name)
+        return self.design.tokenizer()
 
 
 def _unknown_model(name: str, path: Path) -> ValueError:
@@ -272,25 +279,49 @@ def _register(path: Path, config: dict[str, Any]) -> str:
     return path.stem
 
 
-def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tuple[Any, dict]:
+def _create(plan: Design, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tuple[Any, dict]:
     """An open_clip model with new weights, and the config to rebuild it.
 
     Weights are always drawn on the CPU; torch.manual_seed would seed the GPUs too.
     """
-    start: dict[str, Any] = _SIGLIP_START if logit_bias else {"init_logit_bias": None}
+    bias: dict[str, Any] = _SIGLIP_START if logit_bias else {"init_logit_bias": None}
+    start = bias | {"load_weights": False, "pretrained_text": False, "force_preprocess_cfg": preprocess_cfg}
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _without_open_clips_warning():
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.device("cpu"),
+            _without_open_clips_warning(),
+            plan.arguments() as other,
+        ):
             torch.default_generator.manual_seed(seed)
-            clip = open_clip.create_model(
-                name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess_cfg, **start
-            )
+            clip = open_clip.create_model(plan.name, **start, **other)
             if (decoder := getattr(clip, "text_decoder", None)) is not None:  # CoCa's: open_clip leaves its
                 nn.init.normal_(decoder.text_projection, std=decoder.width**-0.5)  # output uninitialized
     except Exception as error:  # each tower's library raises its own
         rule = f"cannot be built: {type(error).__name__}: {error}"
-        raise OptionError("model.name", name.removeprefix(LOCAL_DIR), rule) from error
-    model_cfg = open_clip.get_model_config(name) | start
+        raise OptionError("model.name", plan.name.removeprefix(LOCAL_DIR), rule) from error
+    model_cfg = plan.config | bias
     return clip, {key: value for key, value in model_cfg.items() if value is not None}
+
+
+def _load_whole(clip: Any, file: Path, plan: Design) -> None:
+    """Load the weights of `model.pretrained`: of both towers, or of the one that stays."""
+    parts, side = plan.parts, plan.parts.kept_side
+    other_size = parts.image_size is not None or parts.context_length is not None
+    load_weights(
+        clip,
+        plan.name.removeprefix(LOCAL_DIR),
+        file,
+        only=None if side is None else (lambda key: _side(key) == side),
+        resize=partial(
+            resize_positions,
+            clip=clip,
+            image=parts.image_size is not None,
+            text=parts.context_length is not None,
+        )
+        if other_size
+        else None,
+    )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,21 @@ def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
         raise OptionError("model.pretrained", pretrained, rule, advice=advice)
 
 
-def load_weights(clip: nn.Module, name: str, file: Path) -> None:
-    """Copy a file's weights into the model; names and shapes must match."""
-    state = convert_state_dict(clip, _read_tensors(file))  # MobileCLIP's names to open_clip's
+def load_weights(
+    clip: nn.Module,
+    name: str,
+    file: Path,
+    *,
+    only: Callable[[str], bool] | None = None,
+    resize: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+) -> None:
+    """Copy a file's weights into the model; names and shapes must match.
+
+    Args:
+        only: whether a tensor of this name is copied; the others of the model stay as they are.
+        resize: adapts the tensors to other sizes first.
+    """
+    state = convert_state_dict(clip, read_tensors(file))  # MobileCLIP's names to open_clip's
     if "positional_embedding" in state and not hasattr(clip, "positional_embedding"):
         state = convert_to_custom_text_state_dict(state)
     state.pop("text.transformer.embeddings.position_ids", None)  # older transformers saved it
@@ -84,6 +97,18 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
     for key in {"logit_scale", "logit_bias"} & state.keys() & own.keys():
         if state[key].numel() == 1:
             state[key] = state[key].reshape(own[key].shape)  # open_clip has it with shape () and (1,)
+    if resize is not None:
+        state = resize(state)
+    if only is not None:
+        state = {key: tensor for key, tensor in state.items() if only(key)}
+        own = {key: tensor for key, tensor in own.items() if only(key)}
+    require_same_tensors(own, state, file, name)
+    clip.load_state_dict(clip.state_dict() | state)
+    log.info("Weights from %s", file)
+
+
+def require_same_tensors(own: dict[str, Tensor], state: dict[str, Tensor], file: Path, name: str) -> None:
+    """PathError, with the first tensors that differ, unless a file's are those of the model of this name."""
     problems = {
         "missing": [key for key in own if key not in state],
         "unexpected": [key for key in state if key not in own],
@@ -100,11 +125,9 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
             if keys
         )
         raise PathError(file, f"contains weights of a different model than {name}: {listed}.")
-    clip.load_state_dict(state)
-    log.info("Weights from %s", file)
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, Tensor]:
     """A file's tensors by name, as plain data: a pickle with more than tensors is refused, and never run."""
     plain = file.suffix == ".safetensors"
     try:

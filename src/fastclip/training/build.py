@@ -23,6 +23,7 @@ from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
 from fastclip.precision import AUTOCAST, set_kernels, set_precision
+from fastclip.towers.design import Parts
 from fastclip.training.compiling import compile_as_asked
 from fastclip.training.micro_batch import find_micro_batch
 from fastclip.training.step import Loss, OpenClipLoss, TrainStep
@@ -41,6 +42,7 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
     towers = build_model(
         model.name,
         pretrained=model.pretrained,
+        parts=Parts.of(model),
         freeze=model.freeze,
         gradient_checkpointing=model.gradient_checkpointing,
         channels_last=model.channels_last,

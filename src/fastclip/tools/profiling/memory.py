@@ -24,6 +24,7 @@ from fastclip.objective.exchange import Exchange
 from fastclip.objective.kernel import Features, Similarity, similarities
 from fastclip.objective.sample_state import SampleState
 from fastclip.optim import build_optimizer
+from fastclip.towers.design import Parts, design
 
 _TRIED_PAIRS = 2  # BatchNorm requires more than one
 
@@ -68,14 +69,14 @@ class ModelSize(NamedTuple):
 
 def towers_on_meta(config: Resolved) -> TwoTowers:
     """The run's model with shapes but no memory. Pretrained weights would change nothing."""
-    name = find_model(config.model.name)
+    plan = design(find_model(config.model.name), Parts.of(config.model))
     start: dict[str, Any] = {"init_logit_bias": -10.0 if config.loss.algorithm.logit_bias else None}
     start |= {"load_weights": False, "pretrained_text": False, "device": "meta"}
     shown = logging.root.manager.disable
     logging.disable(logging.WARNING)  # open_clip warns that weights are random; here it does not matter
     try:
-        with torch.device("meta"):
-            clip = open_clip.create_model(name, **start)
+        with torch.device("meta"), plan.arguments() as other:
+            clip = open_clip.create_model(plan.name, **start, **other)
     except Exception as error:  # each tower's library raises its own
         raise OptionError(
             "model.name", config.model.name, f"cannot be built without weights: {error}"
@@ -84,7 +85,7 @@ def towers_on_meta(config: Resolved) -> TwoTowers:
         logging.disable(shown)
     # SyncBatchNorm has the same tensors as BatchNorm
     batch_norm: BatchNorm = "frozen" if config.model.batch_norm == "frozen" else "local"
-    towers = TwoTowers(clip, name, open_clip.get_model_config(name), config.model.freeze, batch_norm)
+    towers = TwoTowers(clip, plan, plan.config, config.model.freeze, batch_norm)
     if not config.loss.algorithm.peer:
         towers.freeze_logit_scale()
     return towers.to(dtype_of(config)).train()
