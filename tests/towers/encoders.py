@@ -6,14 +6,8 @@ from pathlib import Path
 
 import torch
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *["a", "red", "green", "heart", "cat", "dog", "of", "two", "very", "long"],
-]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, "a", "red", "heart", "cat", "dog", "of", "two", "very", "long"]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 

@@ -1,4 +1,4 @@
-"""Text encoders of Hugging Face as towers: their pooling, tokenizer and weights; and folders that cannot be used."""
+"""Text encoders of Hugging Face as towers: pooling, tokenizer, weights; and folders that cannot be used."""
 
 import json
 
