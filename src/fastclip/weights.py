@@ -24,6 +24,7 @@ from fastclip.text import did_you_mean
 log = logging.getLogger(__name__)
 
 CONFIG_FILE = "open_clip_config.json"  # required in a folder that open_clip loads as `local-dir:`
+_RUN = "run.json"  # in the folder of a run
 _WEIGHT_FILES = (  # in such a folder, best first
     "open_clip_model.safetensors",
     "open_clip_pytorch_model.safetensors",
@@ -44,6 +45,8 @@ def find_weights(name: str, pretrained: str) -> tuple[Path, dict[str, Any]]:
             raise RemoteError(f"model.pretrained={pretrained} could not be downloaded: {error}") from error
         described = tag
     elif path.is_dir():
+        if (path / _RUN).is_file():
+            path = _exported_by(path)
         if (path / CONFIG_FILE).is_file():
             config = read_config(path / CONFIG_FILE)
             _check_quick_gelu(name, pretrained, config.get("model_cfg", config))
@@ -59,6 +62,14 @@ def find_weights(name: str, pretrained: str) -> tuple[Path, dict[str, Any]]:
         rule = f"is neither a file, nor a folder, nor a tag of {name}"
         raise OptionError("model.pretrained", pretrained, rule, advice=advice)
     return path, {key: value for key, value in described.items() if key != "size"}
+
+
+def _exported_by(run: Path) -> Path:
+    """The model that a run exported at its end."""
+    if not (run / "model" / CONFIG_FILE).is_file():
+        advice = f"Export it with: fastclip export {run} FOLDER, and pass that folder."
+        raise PathError(run, f"is a run that has not exported its model yet. {advice}")
+    return run / "model"
 
 
 def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
