@@ -24,6 +24,7 @@ from fastclip.text import did_you_mean
 log = logging.getLogger(__name__)
 
 CONFIG_FILE = "open_clip_config.json"  # required in a folder that open_clip loads as `local-dir:`
+_RESIZE = "Weights of other sizes are resized with --model.image_size or --model.context_length."
 _RUN = "run.json"  # in the folder of a run
 _WEIGHT_FILES = (  # in such a folder, best first
     "open_clip_model.safetensors",
@@ -135,7 +136,8 @@ def require_same_tensors(own: dict[str, Tensor], state: dict[str, Tensor], file:
             for problem, keys in problems.items()
             if keys
         )
-        raise PathError(file, f"contains weights of a different model than {name}: {listed}.")
+        sizes = f" {_RESIZE}" if any("pos" in key for key in problems["of a different shape"]) else ""
+        raise PathError(file, f"contains weights of a different model than {name}: {listed}.{sizes}")
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Other image sizes and context lengths than the weights': the same tensors that open_clip and timm make of them."""
+"""Other sizes than those of the weights: position embeddings become what open_clip and timm make of them."""
 
 import json
 
