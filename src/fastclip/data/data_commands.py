@@ -80,13 +80,22 @@ def check(
         json: print JSON instead of a table.
     """
     import open_clip
+    from open_clip.tokenizer import HFTokenizer
 
+    from fastclip.config.options import ModelConfig
     from fastclip.config.parse import parse
     from fastclip.data import check_collection
     from fastclip.model import find_model
+    from fastclip.towers.design import Parts, design
+    from fastclip.towers.hf_text import CountingTokenizer
 
-    model = find_model(parse(["--config", config]).model.name) if config else "ViT-B-32"
-    encode = open_clip.get_tokenizer(tokenizer or model)
+    asked = parse(["--config", config]).model if config else ModelConfig()
+    words = (
+        open_clip.get_tokenizer(tokenizer)
+        if tokenizer
+        else design(find_model(asked.name), Parts.of(asked)).tokenizer()
+    )
+    encode = CountingTokenizer(words, words.context_length) if isinstance(words, HFTokenizer) else words
     manifest = _open(path, image_column, caption_column, encoding)
     with progress("checking", "pairs") as update:
         report = check_collection.check(manifest, encode, limit=limit, jobs=jobs, progress=update)

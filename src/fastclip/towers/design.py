@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -129,6 +130,15 @@ class Design(NamedTuple):
         if self.image is not None and self.image.resized:
             with atomic_folder(folder / IMAGE_FOLDER) as part:
                 (part / "config.json").write_text(json.dumps(self.image.config, indent=2) + "\n")
+
+    def facts(self, clip: Any) -> dict[str, str]:
+        """What must be the same on every rank and is not an option; DDP copies rank 0's weights to all."""
+        if self.parts.text is None:
+            return {}
+        words = sorted(self.tokenizer().tokenizer.get_vocab().items())
+        encoder = clip.text.config.to_dict() | {"_name_or_path": None}
+        content = json.dumps([encoder, words], sort_keys=True, default=str)
+        return {"files of model.text": blake2b(content.encode(), digest_size=8).hexdigest()}
 
     @property
     def needs_its_folder(self) -> bool:

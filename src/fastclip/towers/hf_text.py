@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from open_clip.hf_configs import arch_dict
@@ -88,6 +88,26 @@ def load_tokenizer(source: str, text_cfg: dict[str, Any]) -> HFTokenizer:
         )
     except Exception as error:  # transformers raises many kinds
         raise PathError(source, f"has no tokenizer that can be loaded: {_first_line(error)}") from error
+
+
+class CountingTokenizer(NamedTuple):
+    """Counts the tokens of captions before they are cut, for `fastclip data check`."""
+
+    tokenizer: HFTokenizer
+    context_length: int
+
+    def encode(self, caption: str) -> list[int]:
+        """All tokens but two, as CLIP's own tokenizer leaves out its first and last."""
+        return self.tokenizer.tokenizer(self.tokenizer.clean_fn(caption)).input_ids[2:]
+
+
+def without_mask(tower: HFTextEncoder) -> None:
+    """Let the encoder read padding too: on the meta device transformers cannot look at its mask.
+
+    What it saves for the backward pass is the same.
+    """
+    forward = tower.transformer.forward
+    tower.transformer.forward = lambda input_ids, attention_mask=None: forward(input_ids=input_ids)
 
 
 def load_encoder(tower: HFTextEncoder, source: str) -> None:

@@ -6,7 +6,7 @@ The only files opened here are pretrained weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import ceil
@@ -16,9 +16,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from fastclip.config.options import ModelConfig
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Decoder
+from fastclip.data.remote import RemoteError
+from fastclip.distributed.agreement import require_same
 from fastclip.distributed.world import World
+from fastclip.errors import OptionError, PathError
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
@@ -39,7 +43,8 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
     set_kernels(
         world.device, deterministic=config.deterministic, fastest_convolutions=config.model.channels_last
     )
-    towers = build_model(
+    build = partial(
+        build_model,
         model.name,
         pretrained=model.pretrained,
         parts=Parts.of(model),
@@ -55,10 +60,36 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
         dtype=_dtype(config),
         seed=config.seed,
     )
+    towers = rank_0_first(world, build) if _reads_files(model) else build()
+    if world.size > 1 and model.text is not None:
+        require_same(world, towers.design.facts(towers.clip))
     if not row.peer:
         towers.freeze_logit_scale()  # τ is a parameter of the loss
     freeze_unused(towers)
     return towers
+
+
+def _reads_files(model: ModelConfig) -> bool:
+    return any(source is not None for source in (model.pretrained, model.image, model.text))
+
+
+def rank_0_first(world: World, build: Callable[[], TwoTowers]) -> TwoTowers:
+    """What `build` returns on each rank, on rank 0 first: it downloads what the others then find.
+
+    If it fails there for a reason that a person can fix, all ranks raise that error.
+    """
+    if world.size == 1:
+        return build()
+    towers, error = None, None
+    if world.is_main:
+        try:
+            towers = build()
+        except (OptionError, PathError, RemoteError) as reason:
+            error = reason
+    shared = world.agree(error)
+    if shared is not None:
+        raise error or shared
+    return build() if towers is None else towers
 
 
 def freeze_unused(towers: TwoTowers) -> list[str]:

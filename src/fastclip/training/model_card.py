@@ -132,10 +132,9 @@ def _training(metadata: dict) -> dict[str, Any]:
     """Values of the template that are derived from the checkpoint's metadata."""
     config, train = metadata["config"], metadata["config"]["data"]["train"]
     resolved = resolve_again(config)
-    name, pretrained = config["model"]["name"].removeprefix(LOCAL_DIR), config["model"].get("pretrained")
     return {
-        "architecture": Path(name).stem if name.endswith(".json") else Path(name).name,
-        "pretrained": Path(pretrained).name if pretrained else None,
+        "architecture": _architecture(config["model"]),
+        "pretrained": _initial_weights(config["model"]),
         "loss": resolved.loss,
         "optim": resolved.optim,
         "time": duration(metadata["elapsed"]),
@@ -143,6 +142,35 @@ def _training(metadata: dict) -> dict[str, Any]:
         "trained_on": " and ".join(f"`{name}`" for name in _names(train)),
         "licenses": any((folder / "LICENSES.md").is_file() for folder in _folders(train)),
     }
+
+
+def _architecture(model: dict) -> str:
+    """The model, and the towers that replace its own; a folder by its last name alone."""
+    name = model["name"].removeprefix(LOCAL_DIR)
+    shown = Path(name).stem if name.endswith(".json") else Path(name).name
+    image, text = _tower_name(model.get("image")), _tower_name(model.get("text"))
+    if image and text:
+        return f"{image} and {text}"
+    other = f"{image} as image tower" if image else f"{text} as text tower" if text else ""
+    return f"{shown} with {other}" if other else shown
+
+
+def _tower_name(tower: str | None) -> str | None:
+    if tower is None:
+        return None
+    name = tower.partition(":")[2]
+    return Path(name).name if Path(name).expanduser().is_absolute() or name.startswith(".") else name
+
+
+def _initial_weights(model: dict) -> str | None:
+    """What the weights of the towers were at first; None if all were new."""
+    whole = model.get("pretrained")
+    names = [Path(whole).name] if whole else []
+    for side in ("image", "text"):
+        weights = model.get(f"{side}_weights", "own")
+        if model.get(side) and weights != "none":
+            names.append(str(_tower_name(model[side])) if weights == "own" else Path(weights).name)
+    return ", ".join(names) or None
 
 
 def _folders(paths: list[str] | str) -> list[Path]:

@@ -45,4 +45,7 @@ def export(run: Path, out: Path, checkpoint: Literal["last", "best"] = "last") -
 
     model, tau = load_model(run, checkpoint)
     folder = write(model, out, tau=tau, card=model_card(run, find_checkpoint(run, checkpoint), model, tau))
-    print(f'Exported to {folder}. Load it with open_clip.create_model_and_transforms("local-dir:{folder}").')
+    inside = model.design.needs_its_folder
+    name = "local-dir:." if inside else f"local-dir:{folder}"
+    where = ", from inside the folder" if inside else ""
+    print(f'Exported to {folder}. Load it with open_clip.create_model_and_transforms("{name}"){where}.')

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import open_clip
 import torch
+from open_clip.hf_model import HFTextEncoder
 from torch import Tensor, nn
 
 from fastclip.config.resolved import Resolved
@@ -25,6 +26,7 @@ from fastclip.objective.kernel import Features, Similarity, similarities
 from fastclip.objective.sample_state import SampleState
 from fastclip.optim import build_optimizer
 from fastclip.towers.design import Parts, design
+from fastclip.towers.hf_text import without_mask
 
 _TRIED_PAIRS = 2  # BatchNorm requires more than one
 
@@ -83,6 +85,8 @@ def towers_on_meta(config: Resolved) -> TwoTowers:
         ) from error
     finally:
         logging.disable(shown)
+    if isinstance(getattr(clip, "text", None), HFTextEncoder):
+        without_mask(clip.text)
     # SyncBatchNorm has the same tensors as BatchNorm
     batch_norm: BatchNorm = "frozen" if config.model.batch_norm == "frozen" else "local"
     towers = TwoTowers(clip, plan, plan.config, config.model.freeze, batch_norm)
