@@ -133,7 +133,7 @@ class Design(NamedTuple):
 
     def facts(self, clip: Any) -> dict[str, str]:
         """What must be the same on every rank and is not an option; DDP copies rank 0's weights to all."""
-        if self.parts.text is None:
+        if self.text_source is None:
             return {}
         words = sorted(self.tokenizer().tokenizer.get_vocab().items())
         encoder = clip.text.config.to_dict() | {"_name_or_path": None}

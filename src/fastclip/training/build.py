@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import ceil
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,17 +28,23 @@ from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
 from fastclip.precision import AUTOCAST, set_kernels, set_precision
+from fastclip.run.checkpoint import tensor_names
 from fastclip.towers.design import Parts
 from fastclip.training.compiling import compile_as_asked
 from fastclip.training.micro_batch import find_micro_batch
 from fastclip.training.step import Loss, OpenClipLoss, TrainStep
+from fastclip.weights import CONFIG_FILE
 
 log = logging.getLogger(__name__)
 MAX_DEFAULT_WARMUP = 10_000  # steps; the paper's value for its medium and large settings
 
 
-def build_towers(config: Resolved, world: World) -> TwoTowers:
-    """Build the model, identical on every rank, and set how it computes."""
+def build_towers(config: Resolved, world: World, resumed: Path | None = None) -> TwoTowers:
+    """Build the model, identical on every rank, and set how it computes.
+
+    Args:
+        resumed: the checkpoint from which the run resumes: the towers' sources may be gone.
+    """
     row, model = config.loss.algorithm, config.model
     set_precision(config.precision, world.device)
     set_kernels(
@@ -45,9 +52,6 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
     )
     build = partial(
         build_model,
-        model.name,
-        pretrained=model.pretrained,
-        parts=Parts.of(model),
         freeze=model.freeze,
         gradient_checkpointing=model.gradient_checkpointing,
         channels_last=model.channels_last,
@@ -60,17 +64,29 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
         dtype=_dtype(config),
         seed=config.seed,
     )
-    towers = rank_0_first(world, build) if _reads_files(model) else build()
+    towers = None if resumed is None else _rebuilt(config, build, resumed)
+    if towers is None:
+        towers = _built_from_sources(model, build, world)
     if world.size > 1 and model.text is not None:
-        require_same(world, towers.design.facts(towers.clip))
+        require_same(world, towers.design.facts(towers.clip))  # DDP copies the weights, not the tokenizer
     if not row.peer:
         towers.freeze_logit_scale()  # τ is a parameter of the loss
     freeze_unused(towers)
     return towers
 
 
-def _reads_files(model: ModelConfig) -> bool:
-    return any(source is not None for source in (model.pretrained, model.image, model.text))
+def _built_from_sources(model: ModelConfig, build: Callable[..., TwoTowers], world: World) -> TwoTowers:
+    build = partial(build, model.name, pretrained=model.pretrained, parts=Parts.of(model))
+    sources = (model.pretrained, model.image, model.text)
+    return build() if sources == (None, None, None) else rank_0_first(world, build)
+
+
+def _rebuilt(config: Resolved, build: Callable[..., TwoTowers], checkpoint: Path) -> TwoTowers | None:
+    """The towers by the config that the run's folder keeps, if the checkpoint has all of their weights."""
+    if config.model.image is None and config.model.text is None:
+        return None
+    towers, saved = build(str(Path(config.out) / CONFIG_FILE)), tensor_names(checkpoint)
+    return towers if all(f"model.{name}" in saved for name in towers.state_dict()) else None
 
 
 def rank_0_first(world: World, build: Callable[[], TwoTowers]) -> TwoTowers:

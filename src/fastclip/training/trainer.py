@@ -92,7 +92,7 @@ def train(config: Resolved, world: World) -> Trainer:
         newest = open_folder(config)
         saved = None if newest is None else read_metadata(newest)
         with explained(partial(model_too_large, config, world)):
-            towers = build_towers(config, world)
+            towers = build_towers(config, world, newest)
             pairs = open_training_pairs(config, towers, world)
             evaluator = open_evaluator(config, towers, pairs.tokenizer, world, pairs.workers)
             trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)
