@@ -152,3 +152,15 @@ def test_the_features_do_not_depend_on_options_that_are_not_given():
     assert plain.image_size == 32
     state = other.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in plain.state_dict().items())
+
+
+def test_an_encoder_of_another_type_in_an_export_is_refused_before_it_is_built(tmp_path):
+    model = build(text=f"hf:{write_encoder(tmp_path / 'encoder', MEAN)}")
+    folder = export(model, tmp_path / "export", tau=None)
+    code = {"AutoConfig": "code.Config", "AutoModel": "code.Model"}
+    (folder / "text_tower" / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": code}))
+    (folder / "text_tower" / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(OptionError) as caught:
+        fastclip.load(folder)
+    assert "'mine'" in caught.value.rule
+    assert not (tmp_path / "ran").exists()

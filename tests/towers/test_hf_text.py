@@ -10,6 +10,7 @@ from fastclip.data.remote import RemoteError
 from fastclip.errors import OptionError, PathError
 from fastclip.model import build_model
 from fastclip.towers.design import Parts
+from fastclip.towers.hf_text import CountingTokenizer
 from tests.towers.encoders import minilm, write_encoder
 
 CAPTIONS = ["a red heart", "a photo of two very long dogs in the garden of a friend, at night"]
@@ -177,3 +178,10 @@ def test_a_missing_package_is_named(monkeypatch):
     with pytest.raises(OptionError) as caught:
         build("someone/encoder")
     assert "fastclip[hf]" in caught.value.advice
+
+
+def test_tokens_are_counted_before_captions_are_cut():
+    words = build(minilm(), text_weights="none", context_length=6).tokenizer()
+    counted = CountingTokenizer(words, words.context_length)
+    assert [len(counted.encode(caption)) + 2 for caption in CAPTIONS] == [5, 18]
+    assert counted.context_length == 6

@@ -27,6 +27,7 @@ from fastclip.towers.hf_text import (
     find_source,
     load_encoder,
     load_tokenizer,
+    read_encoder_config,
     text_config,
     write_text_tower,
 )
@@ -210,15 +211,17 @@ def _design_text(config: dict[str, Any], parts: Parts, folder: Path | None) -> s
         return source
     kept = None if folder is None else folder / TEXT_FOLDER
     is_kept = text.get("hf_model_name") and kept is not None and (kept / "config.json").is_file()
-    source = str(kept) if is_kept else _named_folder(text)
-    if source is None and text.get("hf_model_name") == TEXT_FOLDER:
+    found = str(kept) if is_kept else _named_folder(text)
+    if found is not None:
+        read_encoder_config(found)  # checks it
+    elif text.get("hf_model_name") == TEXT_FOLDER:
         raise PathError(kept or TEXT_FOLDER, "is missing: it has the text encoder's config and tokenizer.")
     if parts.context_length is not None:
         if text.get("hf_model_name"):
-            encoder = source or text["hf_model_name"]
+            encoder = found or text["hf_model_name"]
             text_config(encoder, text.get("hf_proj_type", "mlp"), parts.context_length, usual)  # checks it
         text["context_length"] = parts.context_length
-    return source
+    return found
 
 
 def _named_folder(text: dict[str, Any]) -> str | None:

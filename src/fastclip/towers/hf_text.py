@@ -53,16 +53,7 @@ def find_source(text: str) -> str:
 
 def text_config(source: str, projection: str, context_length: int | None, usual: int) -> dict[str, Any]:
     """The `text_cfg` of open_clip for an encoder; `usual` is the context length unless one is asked for."""
-    config = _read_config(source)
-    kind = config.get("model_type")
-    if kind not in arch_dict:
-        known = ", ".join(sorted(arch_dict))
-        raise OptionError(
-            "model.text",
-            f"{HF}{source}",
-            f"is an encoder of type {kind!r}, which open_clip's HFTextEncoder does not support",
-            advice=f"It supports: {known}.",
-        )
+    config = read_encoder_config(source)
     longest = _longest_context(config, source)
     if context_length is not None and context_length > longest:
         rule = f"must not exceed the {longest} tokens of {HF}{source}, whose positions are not resized"
@@ -70,15 +61,31 @@ def text_config(source: str, projection: str, context_length: int | None, usual:
     return {
         "hf_model_name": source,
         "hf_tokenizer_name": source,
-        "hf_pooler_type": _find_pooler(source) or arch_dict[kind]["pooler"],
+        "hf_pooler_type": _find_pooler(source) or arch_dict[config["model_type"]]["pooler"],
         "hf_proj_type": projection,
         "context_length": context_length or min(usual, longest),
     }
 
 
+def read_encoder_config(source: str) -> dict[str, Any]:
+    """config.json of an encoder; OptionError if open_clip cannot run its type, which might need code."""
+    import transformers
+
+    try:
+        config = transformers.PretrainedConfig.get_config_dict(source)[0]
+    except Exception as error:
+        raise _unreadable(source, "config.json", error) from error
+    kind = config.get("model_type")
+    if kind not in arch_dict:
+        rule = f"is an encoder of type {kind!r}, which open_clip's HFTextEncoder does not support"
+        advice = f"It supports: {', '.join(sorted(arch_dict))}."
+        raise OptionError("model.text", f"{HF}{source}", rule, advice=advice)
+    return config
+
+
 def load_tokenizer(source: str, text_cfg: dict[str, Any]) -> HFTokenizer:
     """open_clip's wrapper of the encoder's tokenizer."""
-    kwargs = {"trust_remote_code": False} | (text_cfg.get("tokenizer_kwargs") or {})
+    kwargs = (text_cfg.get("tokenizer_kwargs") or {}) | {"trust_remote_code": False}
     try:
         return HFTokenizer(
             source,
@@ -160,15 +167,6 @@ def write_text_tower(folder: Path, tower: HFTextEncoder, tokenizer: HFTokenizer 
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-def _read_config(source: str) -> dict[str, Any]:
-    import transformers
-
-    try:
-        return transformers.PretrainedConfig.get_config_dict(source)[0]
-    except Exception as error:
-        raise _unreadable(source, "config.json", error) from error
 
 
 def _longest_context(config: dict[str, Any], source: str) -> int:

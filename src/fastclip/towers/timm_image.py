@@ -38,7 +38,7 @@ class ImageTower(NamedTuple):
     @property
     def config(self) -> dict[str, Any]:
         """timm's config.json, from which timm builds it at this size."""
-        known = timm.get_pretrained_cfg(self.name).to_dict(remove_source=True, remove_null=True)
+        known = _known(self.name).to_dict(remove_source=True, remove_null=True)
         known["input_size"] = [3, self.size, self.size]
         return {
             "architecture": self.name.partition(".")[0],
@@ -49,7 +49,7 @@ class ImageTower(NamedTuple):
     @property
     def preprocess(self) -> dict[str, Any]:
         """What its weights were trained with: the fields of open_clip's preprocess_cfg."""
-        known = timm.get_pretrained_cfg(self.name)
+        known = _known(self.name)
         usual = {"mean": list(known.mean), "std": list(known.std)}
         interpolation = {"interpolation": known.interpolation}
         return usual | (interpolation if known.interpolation in ("bicubic", "bilinear") else {})
@@ -67,7 +67,7 @@ def find_image_tower(name: str, size: int | None, option: str = "model.image") -
     if tag and tag not in tags:
         advice = f"Its weights: {', '.join(tags) or 'none'}."
         raise OptionError(option, f"{TIMM}{name}", f"has no weights called {tag}", advice=advice)
-    known = timm.get_pretrained_cfg(name)
+    known = _known(name)
     own = known.input_size[-1]
     return ImageTower(name, size or own, bool(known.fixed_input_size and size not in (None, own)))
 
@@ -87,12 +87,12 @@ def filter_checkpoint(trunk: torch.nn.Module, state: dict[str, torch.Tensor]) ->
 
 
 def _download(image: ImageTower) -> torch.nn.Module:
-    if not timm.get_pretrained_cfg(image.name).has_weights:
+    if not _known(image.name).has_weights:
         advice = "Pass --model.image_weights with a file, or none for new weights."
         raise OptionError("model.image", f"{TIMM}{image.name}", "has no weights of its own", advice=advice)
     try:
         with torch.device("cpu"):
-            model = timm.create_model(image.name, pretrained=True, **image.arguments)
+            model: Any = timm.create_model(image.name, pretrained=True, **image.arguments)
     except Exception as error:  # each hub's library raises its own
         raise RemoteError(
             f"model.image={TIMM}{image.name}: its weights could not be downloaded: {error}. "
@@ -100,6 +100,11 @@ def _download(image: ImageTower) -> torch.nn.Module:
         ) from error
     model.reset_classifier(0)
     return model
+
+
+def _known(name: str) -> Any:
+    """timm's record of a model: its input, preprocessing and weights."""
+    return timm.get_pretrained_cfg(name)
 
 
 def _load_file(trunk: Any, name: str, weights: str) -> None:
