@@ -112,6 +112,11 @@ def test_a_size_that_is_not_a_multiple_of_the_patch_is_refused_with_what_works(t
     assert caught.value.example == works
 
 
+def test_a_models_own_size_need_not_be_a_multiple(tmp_path):
+    name = config_file(tmp_path, VIT | {"image_size": 20})
+    assert build(name, image_size=20).image_size == build(name).image_size == 20
+
+
 def test_positions_of_a_resnet_are_not_resized_but_named(tmp_path):
     name = config_file(tmp_path, RESNET)
     folder = export(build(name), tmp_path / "export", tau=None)

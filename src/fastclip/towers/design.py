@@ -111,15 +111,20 @@ class Design(NamedTuple):
     def finish(self, clip: Any) -> None:
         """Check a model that was built, and load the towers' own weights into it."""
         parts = self.parts
-        if parts.image_size is not None or self.image is not None:
-            size = clip.visual.image_size
-            check_image_size(clip.visual, size if isinstance(size, int) else size[0])
+        if parts.image_size not in (None, self._own_image_size()):
+            check_image_size(clip.visual, parts.image_size)
         if parts.text is not None and self.text_source is not None:
             check_tokenizer(self.tokenizer(), clip.text.config, self.text_source)
             if parts.text_weights == "own":
                 load_encoder(clip.text, self.text_source)
         if parts.image is not None and self.image is not None:
             load_trunk(clip.visual, self.image, parts.image_weights)
+
+    def _own_image_size(self) -> int:
+        """The size that it has unless another is asked for; some cut off the rest of their last patch."""
+        if self.image is not None:
+            return find_image_tower(self.image.name, None).size
+        return open_clip.get_model_config(self.name)["vision_cfg"].get("image_size", 224)
 
     def write(self, folder: Path, clip: Any) -> None:
         """Write the subfolders from which the same towers can be built without their sources."""
