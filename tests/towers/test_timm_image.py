@@ -90,6 +90,13 @@ def test_the_projection_is_as_asked(projection, kind):
     assert tower.clip.text_projection.shape[1] == 24
 
 
+@pytest.mark.parametrize("projection", ["linear", "mlp"])
+def test_an_image_for_which_a_network_of_relus_gives_zeros_still_has_a_direction(projection):
+    tower = build("test_resnet", projection=projection)
+    zeros = torch.zeros(1, tower.clip.visual.trunk.num_features)
+    assert tower.clip.visual.head(zeros).norm() > 0
+
+
 def test_a_vision_transformer_at_another_size_resizes_positions_as_timm_does(tmp_path):
     model = save_model(tmp_path / "vit.safetensors", "test_vit")
     tower = build("test_vit", tmp_path / "vit.safetensors", image_size=96)

@@ -177,7 +177,8 @@ def _design_image(config: dict[str, Any], parts: Parts, folder: Path | None) -> 
     vision = config["vision_cfg"]
     if parts.image is not None:
         image = find_image_tower(parts.image, parts.image_size)
-        vision = {"timm_pool": "", "timm_proj": parts.projection or "linear"}
+        # With a bias: networks of ReLUs give zeros for blank images, and zeros have no direction
+        vision = {"timm_pool": "", "timm_proj": parts.projection or "linear", "timm_proj_bias": True}
     elif _is_resized(vision):
         image = _read_image_tower(folder, parts.image_size or vision["image_size"])
     elif parts.image_size is not None and vision.get("timm_model_name"):
