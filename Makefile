@@ -11,7 +11,7 @@
 # make gpu     an hour's programme for one or two GPUs: right, robust and fast there? writes results/gpu.json
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests benchmarks
+SOURCES := src tests benchmarks examples
 
 .PHONY: demo setup check test test-page lint docs study bench fuzz gpu clean
 

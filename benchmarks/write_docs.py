@@ -344,6 +344,23 @@ def hostile() -> list[str]:
     return _table(["`results/hostile.json`", "times", "outcome"], rows)
 
 
+# docs/fine-tuning.md
+
+
+def low_resolution() -> list[str]:
+    """Recall after training at a low image size, after the finish at the full one, and without either."""
+    rows = [
+        [
+            f"`{name}`",
+            f"{run['epochs']} at {run['image_size']} pixels",
+            f"{run['tokens_per_image']}",
+            _percent(run["mean_recall@1"]),
+        ]
+        for name, run in _figures("low_resolution").items()
+    ]
+    return _table(["recipe", "epochs", "tokens per image", "mean recall@1, %"], rows, names=2)
+
+
 TABLES: dict[str, Callable[..., list[str]]] = {
     "study": study,
     "paired": paired,
@@ -360,6 +377,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "other-figures": other_figures,
     "hostile": hostile,
     "fuzz": fuzz,
+    "low-resolution": low_resolution,
 }
 
 

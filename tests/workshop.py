@@ -42,6 +42,7 @@ def build_workshop(folder):
         for i in range(3):
             photo = encode(picture(10 * number + i), "JPEG")
             (folder / "my" / "photos" / name / f"{i}.jpg").write_bytes(photo)
+    (folder / "examples").symlink_to(Path(__file__).parents[1] / "examples")
     for number, name in enumerate(("heart.png", "cat.png")):
         (folder / name).write_bytes(png(number))
     _write_runs(folder)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import log as ln
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -20,9 +21,11 @@ from fastclip.config.options import LoraOptions
 from fastclip.errors import OptionError, PathError
 from fastclip.layers import EVERYTHING, NOTHING, SIDES, Freeze, Layers, Side, side_of, trained_blocks
 from fastclip.lora import add_adapters, is_adapter
-from fastclip.model_config import MOST_PARAMETERS, missing_package, read_config, without_network
+from fastclip.model_config import LOCAL_DIR, MOST_PARAMETERS, is_local, read_config, reason, registered
 from fastclip.patch_dropout import KeepPatches, drop_patches
 from fastclip.text import nearest
+from fastclip.towers.design import Design, Parts, design
+from fastclip.towers.sizes import resize_positions
 from fastclip.unpadded_text import UnpaddedText
 from fastclip.unpadded_text import find as find_unpadded
 from fastclip.weights import CONFIG_FILE, find_weights, load_weights
@@ -32,12 +35,10 @@ log = logging.getLogger(__name__)
 BatchNorm = Literal["local", "sync", "frozen"]
 TextPadding = Literal["auto", "keep"]
 
-LOCAL_DIR = "local-dir:"
 OWN_MODELS = Path(__file__).parent / "models"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _SIGLIP_START = {"init_logit_scale": ln(10), "init_logit_bias": -10.0}  # as in the SigLIP paper
 
-_registered: set[str] = set()  # names under which open_clip knows configs of users
 open_clip.add_model_config(OWN_MODELS)  # makes open_clip find our tiny models by name
 
 
@@ -68,6 +69,7 @@ def build_model(
     *,
     device: torch.device | str,
     pretrained: str | Path | None = None,
+    parts: Parts = Parts(),  # noqa: B008 - immutable
     freeze: Freeze = "none",
     lora: LoraOptions | None = None,
     gradient_checkpointing: bool = False,
@@ -86,6 +88,7 @@ def build_model(
         name: see `find_model`.
         pretrained: an open_clip tag ("laion2b_s34b_b79k"), a file (.safetensors, or .pt and .bin with only
             tensors), or an exported folder. A tag or folder also sets the image mean and deviation.
+        parts: other towers and sizes than those of `name`; `pretrained` is for the tower that stays.
         freeze: what is not trained, and stays in eval mode: a tower ("image" is LiT), the "trunks" of both,
             or all but the last blocks of a tower and its projection: {"image": 6}.
         lora: adapters for the towers that `freeze` does not name; of these, only the projection trains too.
@@ -110,15 +113,17 @@ def build_model(
         raise OptionError("loss.tau", tau, "must be above 0", example=0.07)
     name = find_model(name)
     file, preprocess_cfg = (None, {}) if pretrained is None else find_weights(name, str(pretrained))
-    _check_parameters(name, file)
-    clip, model_cfg = _create(name, logit_bias, seed, preprocess_cfg)
+    plan = design(name, parts)
+    _check_parameters(plan, file)
+    clip, model_cfg = _create(plan, logit_bias, seed, preprocess_cfg | plan.preprocess)
     if file is not None:
-        load_weights(clip, name, file)
+        _load_whole(clip, file, plan)
+    plan.finish(clip)
     if tau is not None:
         nn.init.constant_(clip.logit_scale, -ln(tau))
     if batch_norm == "sync":
         clip = convert_sync_batchnorm(clip)
-    model = TwoTowers(clip, name, model_cfg, freeze, batch_norm, channels_last, lora, seed)
+    model = TwoTowers(clip, plan, model_cfg, freeze, batch_norm, channels_last, lora, seed)
     if batch_norm == "sync" and torch.device(device).type == "cpu":
         rule = "requires a GPU: torch's SyncBatchNorm does not run on a CPU"
         raise OptionError("model.batch_norm", batch_norm, rule)
@@ -142,7 +147,7 @@ class TwoTowers(nn.Module):
     def __init__(
         self,
         clip: Any,
-        name: str,
+        plan: Design,
         model_cfg: dict,
         freeze: Freeze = "none",
         batch_norm: BatchNorm = "local",
@@ -155,8 +160,9 @@ class TwoTowers(nn.Module):
         self.unpadded: UnpaddedText | None = None  # the text tower without padding, where that is exact
         self.adapted: list[Side] = []  # the towers with LoRA
         self.keep_patches: KeepPatches | None = None  # inside the image tower, with patch dropout
-        self.name, self.model_cfg, self.channels_last = name, model_cfg, channels_last
-        size, shown = clip.visual.preprocess_cfg["size"], name.removeprefix(LOCAL_DIR)
+        self.design, self.name = plan, plan.name
+        self.model_cfg, self.channels_last = model_cfg, channels_last
+        size, shown = clip.visual.preprocess_cfg["size"], plan.shown
         self.image_size: int = size if isinstance(size, int) else size[0]
         if not isinstance(size, int) and len(set(size)) > 1:
             rule = f"takes images of {size[0]}×{size[1]} pixels, but they must be square"
@@ -281,26 +287,7 @@ class TwoTowers(nn.Module):
 
     def tokenizer(self) -> Any:
         """Captions → token ids: open_clip's tokenizer of this model."""
-        return get_tokenizer(self.name)
-
-
-def get_tokenizer(name: str) -> Any:
-    """open_clip's tokenizer of a model that `find_model` found."""
-    try:
-        with downloads_if_asked(name):
-            return open_clip.get_tokenizer(name)
-    except Exception as error:  # transformers raises its own
-        rule = f"has a tokenizer that cannot be loaded: {_reason(error)}"
-        raise OptionError("model.name", name.removeprefix(LOCAL_DIR), rule) from error
-
-
-def downloads_if_asked(name: str) -> AbstractContextManager[None]:
-    """open_clip's own models may download what they name; configs in local files and folders never do."""
-    return without_network() if _is_local(name) else nullcontext()
-
-
-def _is_local(name: str) -> bool:
-    return name.startswith(LOCAL_DIR) or name in _registered
+        return self.design.tokenizer()
 
 
 def _unknown_model(name: str, path: Path) -> ValueError:
@@ -323,65 +310,84 @@ def _register(path: Path, config: dict[str, Any]) -> str:
     known = open_clip.get_model_config(path.stem)
     if known is None:
         open_clip.add_model_config(path)
-        _registered.add(path.stem)
+        registered.add(path.stem)
     elif known != config:
         raise PathError(path, f"has the name of another model, {path.stem}. Rename it.")
     return path.stem
 
 
-def _check_parameters(name: str, file: Path | None) -> None:
+def _check_parameters(plan: Design, file: Path | None) -> None:
     """Count the parameters that a local config describes, before there is memory for them."""
-    if not _is_local(name):
+    if not is_local(plan.name):
         return
     try:
-        with _building(name, "meta"):
-            clip = open_clip.create_model(name, device="meta", load_weights=False, pretrained_text=False)
+        with _building(plan, "meta") as other:
+            clip = open_clip.create_model(
+                plan.name, device="meta", load_weights=False, pretrained_text=False, **other
+            )
     except Exception:  # some of timm's models need values; what is wrong with the config, _create says
         return
-    count, shown = sum(parameter.numel() for parameter in clip.parameters()), name.removeprefix(LOCAL_DIR)
+    count, shown = sum(parameter.numel() for parameter in clip.parameters()), plan.shown
     if count > MOST_PARAMETERS:
         rule = f"has {count:,} parameters; {MOST_PARAMETERS:,} are possible"
         raise OptionError("model.name", shown, rule)
-    if file is not None and count > 100_000_000:  # of smaller ones, load_weights says which tensors differ
-        size = file.stat().st_size
+    if file is not None and plan.parts.kept_side is None and count > 100_000_000:
+        size = file.stat().st_size  # of smaller models, load_weights says which tensors differ
         if count > size:
             raise PathError(file, f"has {size:,} bytes, too few for the {count:,} parameters of {shown}.")
 
 
 @contextmanager
-def _building(name: str, device: str) -> Iterator[None]:
-    """The process's random state stays as it is."""
-    quiet, network = _without_open_clips_warning(), downloads_if_asked(name)
-    with torch.random.fork_rng(devices=[]), torch.device(device), quiet, network:
-        yield
+def _building(plan: Design, device: str) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of open_clip's create_model; the process's random state stays as it is."""
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.device(device),
+        _without_open_clips_warning(),
+        plan.network(),
+        plan.arguments() as other,
+    ):
+        yield other
 
 
-def _reason(error: Exception) -> str:
-    """One line; a package that is missing is named with the way to get it."""
-    if package := missing_package(error):
-        return f"it requires {package}: pip install {package}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _create(name: str, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tuple[Any, dict]:
+def _create(plan: Design, logit_bias: bool, seed: int, preprocess_cfg: dict) -> tuple[Any, dict]:
     """An open_clip model with new weights, and the config to rebuild it.
 
     Weights are always drawn on the CPU; torch.manual_seed would seed the GPUs too.
     """
-    start: dict[str, Any] = _SIGLIP_START if logit_bias else {"init_logit_bias": None}
+    bias: dict[str, Any] = _SIGLIP_START if logit_bias else {"init_logit_bias": None}
+    start = bias | {"load_weights": False, "pretrained_text": False, "force_preprocess_cfg": preprocess_cfg}
     try:
-        with _building(name, "cpu"):
+        with _building(plan, "cpu") as other:
             torch.default_generator.manual_seed(seed)
-            clip = open_clip.create_model(
-                name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess_cfg, **start
-            )
+            clip = open_clip.create_model(plan.name, **start, **other)
             if (decoder := getattr(clip, "text_decoder", None)) is not None:  # CoCa's: open_clip leaves its
                 nn.init.normal_(decoder.text_projection, std=decoder.width**-0.5)  # output uninitialized
     except Exception as error:  # each tower's library raises its own
-        rule = f"cannot be built: {_reason(error)}"
-        raise OptionError("model.name", name.removeprefix(LOCAL_DIR), rule) from error
-    model_cfg = open_clip.get_model_config(name) | start
+        rule = f"cannot be built: {reason(error)}"
+        raise OptionError("model.name", plan.shown, rule) from error
+    model_cfg = plan.config | bias
     return clip, {key: value for key, value in model_cfg.items() if value is not None}
+
+
+def _load_whole(clip: Any, file: Path, plan: Design) -> None:
+    """Load the weights of `model.pretrained`: of both towers, or of the one that stays."""
+    parts, side = plan.parts, plan.parts.kept_side
+    other_size = parts.image_size is not None or parts.context_length is not None
+    load_weights(
+        clip,
+        plan.name.removeprefix(LOCAL_DIR),
+        file,
+        only=None if side is None else (lambda key: side_of(key) == side),
+        resize=partial(
+            resize_positions,
+            clip=clip,
+            image=parts.image_size is not None,
+            text=parts.context_length is not None,
+        )
+        if other_size
+        else None,
+    )
 
 
 @contextmanager

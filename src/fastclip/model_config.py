@@ -9,15 +9,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import open_clip
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from fastclip.errors import PathError
+from fastclip.errors import OptionError, PathError
+
+LOCAL_DIR = "local-dir:"
+IMAGE_FOLDER, TEXT_FOLDER = "image_tower", "text_tower"
+"""Subfolders of a run or an export with what open_clip's config cannot say of a tower."""
+
+registered: set[str] = set()
+"""Names under which open_clip knows configs of users."""
 
 MOST_PARAMETERS = 20_000_000_000  # open_clip's largest model has 5 billion
 _LARGEST = {  # values that determine a model's size; an upper bound of each, far above open_clip's own models
@@ -64,6 +72,33 @@ def read_config(path: Path) -> dict[str, Any]:
         _check_text_model(path, name)
     _check_preprocessing(path, config.get("preprocess_cfg") or {})
     return config
+
+
+def is_local(name: str) -> bool:
+    """Whether open_clip's model of this name comes from a local file or folder."""
+    return name.startswith(LOCAL_DIR) or name in registered
+
+
+def downloads_if_asked(name: str) -> AbstractContextManager[None]:
+    """open_clip's own models may download what they name; configs in local files and folders never do."""
+    return without_network() if is_local(name) else nullcontext()
+
+
+def get_tokenizer(name: str, **options: Any) -> Any:
+    """open_clip's tokenizer of a model that `find_model` found."""
+    try:
+        with downloads_if_asked(name):
+            return open_clip.get_tokenizer(name, **options)
+    except Exception as error:  # transformers raises its own
+        rule = f"has a tokenizer that cannot be loaded: {reason(error)}"
+        raise OptionError("model.name", name.removeprefix(LOCAL_DIR), rule) from error
+
+
+def reason(error: Exception) -> str:
+    """One line; a package that is missing is named with the way to get it."""
+    if package := missing_package(error):
+        return f"it requires {package}: pip install {package}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @contextmanager
@@ -126,6 +161,8 @@ def _check_patches(path: Path, vision_cfg: dict) -> None:
 def _check_image_tower(path: Path, vision_cfg: dict) -> None:
     """Timm also takes names of the hub and of folders, whose own configs would be built unchecked."""
     name = vision_cfg.get("timm_model_name")
+    if name == f"{LOCAL_DIR}{IMAGE_FOLDER}":  # only the name of an architecture of timm is read there
+        return
     if name is not None and (not isinstance(name, str) or any(sign in name for sign in ":/\\")):
         raise PathError(
             path,
@@ -145,7 +182,7 @@ def _check_tokenizer(path: Path, text_cfg: dict) -> None:
         raise PathError(path, f"has tokenizer_kwargs.{other[0]}; a local config may set: {allowed}.")
     if name := text_cfg.get("hf_tokenizer_name"):
         _need_transformers(path, "hf_tokenizer_name", name)
-        for folder in (path.parent, Path(str(name))):
+        for folder in (path.parent, path.parent / TEXT_FOLDER, Path(str(name))):
             for file in (folder / "tokenizer_config.json", folder / "config.json"):
                 if file.is_file():
                     _refuse_code(file, _read_json(file))
@@ -154,7 +191,9 @@ def _check_tokenizer(path: Path, text_cfg: dict) -> None:
 def _check_text_model(path: Path, name: Any) -> None:
     """A Hugging Face encoder: its own config must be here, and have the size of a model."""
     _need_transformers(path, "hf_model_name", name)
-    file = Path(str(name)) / "config.json"
+    folders = [path.parent / TEXT_FOLDER] if name == TEXT_FOLDER else []
+    places = [folder / "config.json" for folder in (*folders, Path(str(name)))]
+    file = next((place for place in places if place.is_file()), places[0])
     if not file.is_file():
         try:
             cached = try_to_load_from_cache(str(name), "config.json")

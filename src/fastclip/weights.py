@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
@@ -25,6 +26,8 @@ from fastclip.text import did_you_mean
 log = logging.getLogger(__name__)
 
 CONFIG_FILE = "open_clip_config.json"  # required in a folder that open_clip loads as `local-dir:`
+_RESIZE = "Weights of other sizes are resized with --model.image_size or --model.context_length."
+_RUN = "run.json"  # in the folder of a run
 _WEIGHT_FILES = (  # in such a folder, best first
     "open_clip_model.safetensors",
     "open_clip_pytorch_model.safetensors",
@@ -45,6 +48,8 @@ def find_weights(name: str, pretrained: str) -> tuple[Path, dict[str, Any]]:
             raise RemoteError(f"model.pretrained={pretrained} could not be downloaded: {error}") from error
         described = tag
     elif path.is_dir():
+        if (path / _RUN).is_file():
+            path = _exported_by(path)
         if (path / CONFIG_FILE).is_file():
             config = read_config(path / CONFIG_FILE)
             _check_quick_gelu(name, pretrained, config.get("model_cfg", config))
@@ -62,6 +67,14 @@ def find_weights(name: str, pretrained: str) -> tuple[Path, dict[str, Any]]:
     return path, {key: value for key, value in described.items() if key != "size"}
 
 
+def _exported_by(run: Path) -> Path:
+    """The model that a run exported at its end."""
+    if not (run / "model" / CONFIG_FILE).is_file():
+        advice = f"Export it with: fastclip export {run} FOLDER, and pass that folder."
+        raise PathError(run, f"is a run that has not exported its model yet. {advice}")
+    return run / "model"
+
+
 def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
     """Weights load with either activation, but are correct with only one."""
     trained = source.get("quick_gelu", False)
@@ -72,8 +85,20 @@ def _check_quick_gelu(name: str, pretrained: str, source: dict) -> None:
         raise OptionError("model.pretrained", pretrained, rule, advice=advice)
 
 
-def load_weights(clip: nn.Module, name: str, file: Path) -> None:
-    """Copy a file's weights into the model; names and shapes must match."""
+def load_weights(
+    clip: nn.Module,
+    name: str,
+    file: Path,
+    *,
+    only: Callable[[str], bool] | None = None,
+    resize: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+) -> None:
+    """Copy a file's weights into the model; names and shapes must match.
+
+    Args:
+        only: whether a tensor of this name is copied; the others of the model stay as they are.
+        resize: adapts the tensors to other sizes first.
+    """
     state = convert_state_dict(clip, read_tensors(file))  # MobileCLIP's names to open_clip's
     if "positional_embedding" in state and not hasattr(clip, "positional_embedding"):
         state = convert_to_custom_text_state_dict(state)
@@ -86,6 +111,20 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
     for key in {"logit_scale", "logit_bias"} & state.keys() & own.keys():
         if state[key].numel() == 1:
             state[key] = state[key].reshape(own[key].shape)  # open_clip has it with shape () and (1,)
+    if resize is not None:
+        state = resize(state)
+    if only is not None:
+        state = {key: tensor for key, tensor in state.items() if only(key)}
+        own = {key: tensor for key, tensor in own.items() if only(key)}
+    require_same_tensors(own, state, file, name)
+    if broken := first_non_finite(state):
+        raise PathError(file, f"has NaN or infinite values in {broken}. Use weights from before they broke.")
+    clip.load_state_dict(clip.state_dict() | state)
+    log.info("Weights from %s", file)
+
+
+def require_same_tensors(own: dict[str, Tensor], state: dict[str, Tensor], file: Path, name: str) -> None:
+    """PathError, with the first tensors that differ, unless a file's are those of the model of this name."""
     problems = {
         "missing": [key for key in own if key not in state],
         "unexpected": [_shown(key) for key in state if key not in own],
@@ -101,11 +140,8 @@ def load_weights(clip: nn.Module, name: str, file: Path) -> None:
             for problem, keys in problems.items()
             if keys
         )
-        raise PathError(file, f"contains weights of a different model than {name}: {listed}.")
-    if broken := first_non_finite(state):
-        raise PathError(file, f"has NaN or infinite values in {broken}. Use weights from before they broke.")
-    clip.load_state_dict(state)
-    log.info("Weights from %s", file)
+        sizes = f" {_RESIZE}" if any("pos" in key for key in problems["of a different shape"]) else ""
+        raise PathError(file, f"contains weights of a different model than {name}: {listed}.{sizes}")
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

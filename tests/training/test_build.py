@@ -18,6 +18,7 @@ from fastclip.config.options import (
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.pairs import ExtraCaptions, SourceError
+from fastclip.distributed.agreement import RanksDiffer
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError, UnknownOption
 from fastclip.training import build as build_module
@@ -25,12 +26,15 @@ from fastclip.training import training_pairs as pairs_module
 from fastclip.training.build import (
     build_step,
     build_towers,
+    rank_0_first,
     warmup_steps,
 )
 from fastclip.training.step import OpenClipLoss
 from fastclip.training.training_pairs import open_training_pairs
 from tests.data.collections import png
+from tests.ranks import run_ranks
 from tests.text_models import write_config
+from tests.towers.encoders import WORDS, write_encoder
 from tests.training.runs import collection
 from tests.training.test_step import COCA
 
@@ -358,3 +362,35 @@ def test_a_warm_up_meant_for_more_data_is_shortened_with_a_warning(warmup, caplo
     assert warmup_steps(warmup, 50) == 5
     (warning,) = caplog.records
     assert warning.args == (f"{warmup:,}", "50", "5")
+
+
+# Towers of several ranks
+
+
+def build_on_a_rank(rank, world_size, folder):
+    world = World(rank, world_size, rank, CPU, None)
+    downloaded = folder / "downloaded"
+
+    def build():
+        existed = downloaded.exists()
+        downloaded.touch()
+        return existed
+
+    def fail():
+        raise OptionError("model.image", "timm:nothing", "is not a model of timm")
+
+    found = rank_0_first(world, build)
+    with pytest.raises(OptionError) as caught:
+        rank_0_first(world, fail)
+    model = ModelConfig("vit-scenes", text=f"hf:{folder / str(rank)}")
+    with pytest.raises(RanksDiffer) as differ:
+        build_towers(config(model=model), world)
+    return found, caught.value.option, differ.value.name
+
+
+@pytest.mark.slow
+def test_rank_0_builds_first_and_all_ranks_need_the_same_tokenizer(tmp_path):
+    write_encoder(tmp_path / "0")
+    write_encoder(tmp_path / "1", words=[*WORDS[:-1], "other"])
+    expected = ("model.image", "files of model.text")
+    assert run_ranks(build_on_a_rank, 2, tmp_path) == [(False, *expected), (True, *expected)]

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_type_hints
 
 from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.renamed import with_current_names
+from fastclip.config.tower_options import check_towers
 from fastclip.errors import OptionError
 from fastclip.objective.algorithms import LossOptions, find_algorithm
 from fastclip.text import did_you_mean
@@ -109,7 +110,23 @@ class ModelConfig:
     """An open_clip model (ViT-B-32, RN50, …), a small one for CPUs (vit-scenes, vit-emoji, vit-icons), or the
     path of an open_clip JSON config."""
     pretrained: str | None = None
-    """Weights to start from: an open_clip tag, a .safetensors or .pt file, or an exported folder."""
+    """Weights to start from: an open_clip tag, a .safetensors or .pt file, an exported folder, or a run."""
+    image: str | None = None
+    """Image tower instead of the model's: timm:NAME, e.g. timm:vit_small_patch14_dinov2.lvd142m."""
+    image_weights: str = "own"
+    """Weights of model.image: `own` are timm's, downloaded once; `none`: new ones; or a file."""
+    text: str | None = None
+    """Text tower instead of the model's, with its tokenizer: hf:NAME on Hugging Face, or hf:FOLDER."""
+    text_weights: Literal["own", "none"] = "own"
+    """Weights of model.text: `own`, or `none`: new ones."""
+    embed_dim: int | None = None
+    """Length of the features. Default: the model's."""
+    projection: Literal["linear", "mlp"] | None = None
+    """From model.image and model.text to the features. Default: linear."""
+    image_size: int | None = None
+    """Pixels per side. Default: the model's, or that of model.image. Pretrained weights are resized."""
+    context_length: int | None = None
+    """Tokens per caption. Default: the model's. Pretrained weights are resized."""
     freeze: Literal["none", "image", "text", "trunks"] | dict[str, int] = "none"
     """What is not trained: a tower (`image` with pretrained weights is LiT), `trunks` (all but the two
     projections), or all but the last blocks of a tower and its projection: {image: 6, text: 0}."""
@@ -127,6 +144,7 @@ class ModelConfig:
     patch_dropout: PatchDropout = field(default_factory=PatchDropout)
 
     def __post_init__(self) -> None:
+        check_towers(self)
         share = self.patch_dropout.share
         if isinstance(self.freeze, dict):
             sides, counts = self.freeze.keys() <= {"image", "text"}, all(n >= 0 for n in self.freeze.values())

@@ -88,16 +88,25 @@ def check(
             avif, jpeg2000, ppm. Default: the config's.
         json: print JSON instead of a table.
     """
-    from fastclip.config.options import split_formats
+    from open_clip.tokenizer import HFTokenizer
+
+    from fastclip.config.options import TrainConfig, split_formats
     from fastclip.config.parse import parse
     from fastclip.data import check_collection
     from fastclip.data.decode import Augment
-    from fastclip.model import find_model, get_tokenizer
+    from fastclip.model import find_model
+    from fastclip.model_config import get_tokenizer
+    from fastclip.towers.design import Parts, design
+    from fastclip.towers.hf_text import CountingTokenizer
 
-    asked = parse(["--config", config]) if config else None
-    model = find_model(asked.model.name) if asked else "ViT-B-32"
-    accepted = split_formats("formats", formats or (asked.data.formats if asked else None))
-    encode = get_tokenizer(tokenizer or model)
+    asked = parse(["--config", config]) if config else TrainConfig()
+    accepted = split_formats("formats", formats or asked.data.formats)
+    words = (
+        get_tokenizer(tokenizer)
+        if tokenizer
+        else design(find_model(asked.model.name), Parts.of(asked.model)).tokenizer()
+    )
+    encode = CountingTokenizer(words, words.context_length) if isinstance(words, HFTokenizer) else words
     manifest = _open(path, image_column, caption_column, encoding)
     with progress("checking", "pairs") as update:
         augment = Augment(formats=accepted)

@@ -6,6 +6,8 @@
         metrics.jsonl               training records and evaluations
         checkpoints/                see `checkpoint`
         evaluation/results.jsonl    scores of `fastclip eval`
+        open_clip_config.json       from which the model is built, with text_tower/ and image_tower/ if there
+                                    are towers that it cannot describe; see `towers.design`
         model/                      the exported model
 
 `read_run` never stops at a damaged or missing part: it is listed in `missing`, and the rest is read.

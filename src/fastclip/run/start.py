@@ -18,6 +18,7 @@ from fastclip.config.resolved import Resolved
 from fastclip.errors import OptionError, PathError
 from fastclip.lora import merged_state
 from fastclip.model import TwoTowers, build_model
+from fastclip.towers.design import Parts
 from fastclip.weights import CONFIG_FILE
 
 
@@ -32,7 +33,17 @@ class Start(NamedTuple):
 
 def start_of(towers: TwoTowers, model: ModelConfig, seed: int) -> Start:
     """The start of a run whose towers have just been built."""
-    return Start(model.pretrained or f"new weights from seed {seed}", weights_digest(towers))
+    return Start(", ".join(sources_of(model)) or f"new weights from seed {seed}", weights_digest(towers))
+
+
+def sources_of(model: ModelConfig) -> list[str]:
+    """Where the first weights come from: none if all are new."""
+    found = [model.pretrained]
+    if model.image is not None:
+        found.append({"own": model.image, "none": None}.get(model.image_weights, model.image_weights))
+    if model.text is not None and model.text_weights == "own":
+        found.append(model.text)
+    return [source for source in found if source is not None]
 
 
 def recorded_start(saved: Mapping[str, Any], towers: TwoTowers) -> Start | None:
@@ -73,9 +84,10 @@ def build_first(
         towers = build_model(str(run / CONFIG_FILE), pretrained=start, **options)
     else:
         try:
-            towers = build_model(model.name, pretrained=model.pretrained, **options)
+            parts = Parts.of(model)
+            towers = build_model(model.name, pretrained=model.pretrained, parts=parts, **options)
         except (OptionError, PathError) as error:
-            source = record.source if record else model.pretrained
+            source = ", ".join(sources_of(model))
             advice = "Restore it, or pass --start with a file or folder that has the same weights."
             raise PathError(run, f"started from {source}, which cannot be used: {error} {advice}") from error
     if record is not None:

@@ -102,7 +102,8 @@ def verify_run(folder: Path, update: Callable[[int, int], None] = lambda done, t
 
 
 def _settings(folder: Path) -> Iterator[Finding]:
-    for name in (ABOUT, "open_clip_config.json", f"{MODEL}/open_clip_config.json"):
+    own = ("open_clip_config.json", "text_tower/config.json", "image_tower/config.json")
+    for name in (ABOUT, *own, *(f"{MODEL}/{one}" for one in own)):
         if (folder / name).exists():
             yield _found(folder / name, lambda file: json_text.loads(file.read_bytes()))
     if (folder / CONFIG).exists():

@@ -6,10 +6,11 @@ The only files opened here are pretrained weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import ceil
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,32 +18,42 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from fastclip.config.options import ModelConfig
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Decoder
+from fastclip.data.remote import RemoteError
+from fastclip.distributed.agreement import require_same
 from fastclip.distributed.world import World
+from fastclip.errors import OptionError, PathError
 from fastclip.layers import Layers
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import Stepper, build_optimizer, learning_rate
 from fastclip.precision import AUTOCAST, set_kernels, set_precision
+from fastclip.run.checkpoint import tensor_names
+from fastclip.towers.design import Parts
 from fastclip.training.compiling import compile_as_asked
 from fastclip.training.micro_batch import find_micro_batch
 from fastclip.training.step import Loss, OpenClipLoss, TrainStep
+from fastclip.weights import CONFIG_FILE
 
 log = logging.getLogger(__name__)
 MAX_DEFAULT_WARMUP = 10_000  # steps; the paper's value for its medium and large settings
 
 
-def build_towers(config: Resolved, world: World) -> TwoTowers:
-    """Build the model, identical on every rank, and set how it computes."""
+def build_towers(config: Resolved, world: World, resumed: Path | None = None) -> TwoTowers:
+    """Build the model, identical on every rank, and set how it computes.
+
+    Args:
+        resumed: the checkpoint from which the run resumes: the towers' sources may be gone.
+    """
     row, model = config.loss.algorithm, config.model
     set_precision(config.precision, world.device)
     set_kernels(
         world.device, deterministic=config.deterministic, fastest_convolutions=config.model.channels_last
     )
-    towers = build_model(
-        model.name,
-        pretrained=model.pretrained,
+    build = partial(
+        build_model,
         freeze=model.freeze,
         lora=model.lora,
         gradient_checkpointing=model.gradient_checkpointing,
@@ -56,10 +67,48 @@ def build_towers(config: Resolved, world: World) -> TwoTowers:
         dtype=_dtype(config),
         seed=config.seed,
     )
+    towers = None if resumed is None else _rebuilt(config, build, resumed)
+    if towers is None:
+        towers = _built_from_sources(model, build, world)
+    if world.size > 1 and model.text is not None:
+        require_same(world, towers.design.facts(towers.clip))  # DDP copies the weights, not the tokenizer
     if not row.peer:
         towers.freeze_logit_scale()  # τ is a parameter of the loss
     freeze_unused(towers)
     return towers
+
+
+def _built_from_sources(model: ModelConfig, build: Callable[..., TwoTowers], world: World) -> TwoTowers:
+    build = partial(build, model.name, pretrained=model.pretrained, parts=Parts.of(model))
+    sources = (model.pretrained, model.image, model.text)
+    return build() if sources == (None, None, None) else rank_0_first(world, build)
+
+
+def _rebuilt(config: Resolved, build: Callable[..., TwoTowers], checkpoint: Path) -> TwoTowers | None:
+    """The towers by the config that the run's folder keeps, if the checkpoint has all of their weights."""
+    if config.model.image is None and config.model.text is None:
+        return None
+    towers, saved = build(str(Path(config.out) / CONFIG_FILE)), tensor_names(checkpoint)
+    return towers if all(f"model.{name}" in saved for name in towers.state_dict()) else None
+
+
+def rank_0_first(world: World, build: Callable[[], TwoTowers]) -> TwoTowers:
+    """What `build` returns on each rank, on rank 0 first: it downloads what the others then find.
+
+    If it fails there for a reason that a person can fix, all ranks raise that error.
+    """
+    if world.size == 1:
+        return build()
+    towers, error = None, None
+    if world.is_main:
+        try:
+            towers = build()
+        except (OptionError, PathError, RemoteError) as reason:
+            error = reason
+    shared = world.agree(error)
+    if shared is not None:
+        raise error or shared
+    return build() if towers is None else towers
 
 
 def freeze_unused(towers: TwoTowers) -> list[str]:

@@ -68,7 +68,8 @@ def export(model: TwoTowers, folder: Path, *, tau: float | None, card: str = "")
 
 
 def write_model_config(model: TwoTowers, folder: Path) -> None:
-    """Write the file from which open_clip and fastclip build the same model without its weights."""
+    """Write the files from which open_clip and fastclip build the same model without its weights."""
+    model.design.write(folder, model.clip)
     config = {"model_cfg": model.model_cfg, "preprocess_cfg": model.preprocess_cfg}
     atomic_write(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 

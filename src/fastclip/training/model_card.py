@@ -21,7 +21,8 @@ from fastclip.config.resolved import resolve_again
 from fastclip.evaluation.feature_cache import model_key
 from fastclip.evaluation.suites import DEFAULT_MEASURE, measure_of
 from fastclip.lora import is_adapter
-from fastclip.model import LOCAL_DIR, TwoTowers
+from fastclip.model import TwoTowers
+from fastclip.model_config import LOCAL_DIR
 from fastclip.run.folder import METRICS, RESULTS, read_metadata
 from fastclip.run.metrics_file import read_metrics
 from fastclip.run.results import read_results
@@ -150,10 +151,10 @@ def _training(metadata: dict) -> dict[str, Any]:
     config, train = metadata["config"], metadata["config"]["data"]["train"]
     resolved = resolve_again(config)
     versions = metadata["versions"] | {"open_clip": version("open_clip_torch")}
-    name, pretrained = config["model"]["name"].removeprefix(LOCAL_DIR), config["model"].get("pretrained")
+    weights = _initial_weights(config["model"])
     return {
-        "architecture": markdown(Path(name).stem if name.endswith(".json") else Path(name).name),
-        "pretrained": code_span(Path(pretrained).name) if pretrained else None,
+        "architecture": markdown(_architecture(config["model"])),
+        "pretrained": code_span(weights) if weights else None,
         "best": code_span((metadata.get("best") or {}).get("measure")),
         "fingerprint": code_span(metadata["fingerprint"]),
         "loss": resolved.loss,
@@ -163,6 +164,35 @@ def _training(metadata: dict) -> dict[str, Any]:
         "trained_on": " and ".join(map(code_span, _names(train))),
         "licenses": any((folder / "LICENSES.md").is_file() for folder in _folders(train)),
     }
+
+
+def _architecture(model: dict) -> str:
+    """The model, and the towers that replace its own; a folder by its last name alone."""
+    name = model["name"].removeprefix(LOCAL_DIR)
+    shown = Path(name).stem if name.endswith(".json") else Path(name).name
+    image, text = _tower_name(model.get("image")), _tower_name(model.get("text"))
+    if image and text:
+        return f"{image} and {text}"
+    other = f"{image} as image tower" if image else f"{text} as text tower" if text else ""
+    return f"{shown} with {other}" if other else shown
+
+
+def _tower_name(tower: str | None) -> str | None:
+    if tower is None:
+        return None
+    name = tower.partition(":")[2]
+    return Path(name).name if Path(name).expanduser().is_absolute() or name.startswith(".") else name
+
+
+def _initial_weights(model: dict) -> str | None:
+    """What the weights of the towers were at first; None if all were new."""
+    whole = model.get("pretrained")
+    names = [Path(whole).name] if whole else []
+    for side in ("image", "text"):
+        weights = model.get(f"{side}_weights", "own")
+        if model.get(side) and weights != "none":
+            names.append(str(_tower_name(model[side])) if weights == "own" else Path(weights).name)
+    return ", ".join(names) or None
 
 
 def _folders(paths: list[str] | str) -> list[Path]:

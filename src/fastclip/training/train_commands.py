@@ -104,4 +104,7 @@ def export(
         raise PathError(
             path, f": the {error} {advice(run, resolve_again(read_metadata(path)['config']))}"
         ) from None
-    say(f'Exported to {folder}. Load it with open_clip.create_model_and_transforms("local-dir:{folder}").')
+    inside = model.design.needs_its_folder
+    name = "local-dir:." if inside else f"local-dir:{folder}"
+    where = ", from inside the folder" if inside else ""
+    say(f'Exported to {folder}. Load it with open_clip.create_model_and_transforms("{name}"){where}.')

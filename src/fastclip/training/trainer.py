@@ -80,7 +80,7 @@ def train(config: Resolved, world: World) -> Trainer:
         if newest is not None:
             describe(SAVED.format(read_metadata(newest)["step"]))
         with explained(partial(model_too_large, config, world)):
-            towers = build_towers(config, world)
+            towers = build_towers(config, world, newest)
             pairs = open_training_pairs(config, towers, world)
             evaluator = open_evaluator(config, towers, pairs.tokenizer, world, pairs.workers)
             trainer = Trainer(config, world, towers, pairs, evaluator, lock, saved)

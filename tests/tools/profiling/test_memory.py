@@ -26,6 +26,7 @@ from fastclip.tools.profiling.memory import (
 )
 from fastclip.training.build import build_step, build_towers
 from tests.tools.profiling.plans import MODEL
+from tests.towers.encoders import write_encoder
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
 NUM_PAIRS = 1000
@@ -233,3 +234,16 @@ def test_a_model_that_cannot_be_built_is_an_error_that_names_it(tmp_path):
     with pytest.raises(OptionError) as caught:
         towers_on_meta(config)
     assert (caught.value.option, caught.value.value) == ("model.name", str(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [None, 64])
+def test_towers_of_others_are_counted_as_a_run_builds_them(tiny, tmp_path, size):
+    encoder = write_encoder(tmp_path / "encoder", {"pooling_mode_mean_tokens": True})
+    model = {"text": f"hf:{encoder}", "image": "timm:test_vit", "image_weights": "none", "image_size": size}
+    config = tiny(model=model)
+    on_meta, real = towers_on_meta(config), build_towers(config, ALONE)
+    shapes = {name: tensor.shape for name, tensor in real.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in on_meta.state_dict().items()} == shapes
+    assert model_size(on_meta).image_size == (size or 160)
+    assert min(activation_bytes(on_meta)) > 0

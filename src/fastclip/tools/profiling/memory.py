@@ -15,15 +15,18 @@ from typing import Any, NamedTuple
 
 import open_clip
 import torch
+from open_clip.hf_model import HFTextEncoder
 from torch import Tensor, nn
 
 from fastclip.config.resolved import Resolved
 from fastclip.errors import OptionError
-from fastclip.model import BatchNorm, TwoTowers, downloads_if_asked, find_model
+from fastclip.model import BatchNorm, TwoTowers, find_model
 from fastclip.objective.exchange import Exchange
 from fastclip.objective.kernel import Features, Similarity, similarities
 from fastclip.objective.sample_state import SampleState
 from fastclip.optim import build_optimizer
+from fastclip.towers.design import Parts, design
+from fastclip.towers.hf_text import without_mask
 
 _TRIED_PAIRS = 2  # BatchNorm requires more than one
 
@@ -68,25 +71,27 @@ class ModelSize(NamedTuple):
 
 def towers_on_meta(config: Resolved) -> TwoTowers:
     """The run's model with shapes but no memory. Pretrained weights would change nothing."""
-    name = find_model(config.model.name)
+    plan = design(find_model(config.model.name), Parts.of(config.model))
     start: dict[str, Any] = {"init_logit_bias": -10.0 if config.loss.algorithm.logit_bias else None}
     start |= {"load_weights": False, "pretrained_text": False, "device": "meta"}
     shown = logging.root.manager.disable
     logging.disable(logging.WARNING)  # open_clip warns that weights are random; here it does not matter
     try:
-        with torch.device("meta"), downloads_if_asked(name):
-            clip = open_clip.create_model(name, **start)
+        with torch.device("meta"), plan.network(), plan.arguments() as other:
+            clip = open_clip.create_model(plan.name, **start, **other)
     except Exception as error:  # each tower's library raises its own
         raise OptionError(
             "model.name", config.model.name, f"cannot be built without weights: {error}"
         ) from error
     finally:
         logging.disable(shown)
+    if isinstance(getattr(clip, "text", None), HFTextEncoder):
+        without_mask(clip.text)
     # SyncBatchNorm has the same tensors as BatchNorm
     batch_norm: BatchNorm = "frozen" if config.model.batch_norm == "frozen" else "local"
-    cfg, model = open_clip.get_model_config(name), config.model
+    model = config.model
     with torch.device("meta"):  # adapters too
-        towers = TwoTowers(clip, name, cfg, model.freeze, batch_norm, lora=model.lora)
+        towers = TwoTowers(clip, plan, plan.config, model.freeze, batch_norm, lora=model.lora)
     if not config.loss.algorithm.peer:
         towers.freeze_logit_scale()
     return towers.to(dtype_of(config)).train()
