@@ -191,8 +191,7 @@ def _check_tokenizer(path: Path, text_cfg: dict) -> None:
 def _check_text_model(path: Path, name: Any) -> None:
     """A Hugging Face encoder: its own config must be here, and have the size of a model."""
     _need_transformers(path, "hf_model_name", name)
-    folders = [path.parent / TEXT_FOLDER] if name == TEXT_FOLDER else []
-    places = [folder / "config.json" for folder in (*folders, Path(str(name)))]
+    places = [folder / "config.json" for folder in (path.parent / TEXT_FOLDER, Path(str(name)))]
     file = next((place for place in places if place.is_file()), places[0])
     if not file.is_file():
         try:
