@@ -130,7 +130,10 @@ def load_towers(
 def load_model(
     run: Path, which: Which = "last", device: torch.device | str = "cpu"
 ) -> tuple[TwoTowers, float | None]:
-    """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter."""
+    """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter.
+
+    If the run averages its weights (`model.ema`), the model has the averages.
+    """
     path = find_checkpoint(run, which)
     config, names = read_metadata(path)["config"], tensor_names(path)
     dtype = torch.float64 if config["precision"] == "float64" else torch.float32
@@ -141,7 +144,11 @@ def load_model(
         device=device,
         dtype=dtype,
     )
-    tensors = {f"model.{name}": tensor for name, tensor in towers.state_dict().items()}
+    averaged = {name.removeprefix("ema.") for name in names if name.startswith("ema.")}
+    tensors = {
+        f"{'ema' if name in averaged else 'model'}.{name}": tensor
+        for name, tensor in towers.state_dict().items()
+    }
     for name in _TAU & names.keys():
         tensors[name] = torch.empty(names[name][0], dtype=names[name][1])
     load_tensors(path, tensors)

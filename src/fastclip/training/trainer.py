@@ -29,7 +29,6 @@ from fastclip.run.folder import (
     check_schema,
     read_metadata,
     remove_leftovers,
-    total_steps,
     write_config,
     write_schema,
 )
@@ -46,6 +45,7 @@ from fastclip.training.out_of_memory import (
     model_too_large,
     step_too_large,
 )
+from fastclip.training.prolonging import Course, continued, keep_records
 from fastclip.training.step import StepResult
 from fastclip.training.step_stats import StepStats, Stopwatch
 from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
@@ -90,6 +90,8 @@ def train(config: Resolved, world: World) -> Trainer:
     report_devices(world)
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
+        if newest is not None:
+            config, newest = continued(config, newest)
         saved = None if newest is None else read_metadata(newest)
         with explained(partial(model_too_large, config, world)):
             towers = build_towers(config, world)
@@ -160,9 +162,10 @@ class Trainer:
         self.config, self.world, self.pairs, self.evaluator = config, world, pairs, evaluator
         self.lock = lock
         self.folder = Path(config.out)
-        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep)
         self.num_samples = len(pairs.manifest)
-        self.total = config.total_steps(self.num_samples) if saved is None else total_steps(saved)
+        self.course = Course.of(config, self.num_samples, saved)
+        self.total, keep = self.course.total, config.checkpoint.keep
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep, self.course.decay_from)
         self.micro_conditions = conditions(config, world)
         found = found_before(saved, self.micro_conditions)
         decoder = pairs.decoder
@@ -181,7 +184,10 @@ class Trainer:
         """
         if newest is not None:
             self._load(newest)
-        self.checkpoints.start_at(self.step, self.best.get("step"))
+        changes = self.course.changes
+        self.checkpoints.start_at(self.step, self.best.get("step"), "decayed" if changes else "damaged")
+        if changes:
+            self.checkpoints.amend(self.step, changes)
         self._write_settings(resumed=newest is not None)
         stopped = None
         with self._telemetry() as self.telemetry:
@@ -219,6 +225,7 @@ class Trainer:
                 improved = self.evaluation_due and self._evaluate(loader, stopwatch, interrupts)
                 decision = interrupts.poll(due=stopwatch.save_due(config.checkpoint.every_minutes))
                 by_steps = config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0
+                by_steps = by_steps or self.step == self.course.decay_from  # to be prolonged from
                 if at_end or improved or by_steps or decision.due or decision.stop:
                     self._save(loader, stopwatch, must=at_end or decision.stop)
                 if decision.stop and not at_end:
@@ -267,7 +274,8 @@ class Trainer:
             return False
         self._agree_on_buffers()
         try:
-            with stopwatch.paused(), explained(partial(evaluation_too_large, self.config, self.world)):
+            too_large = partial(evaluation_too_large, self.config, self.world)
+            with stopwatch.paused(), explained(too_large), self.train_step.averaged():
                 scores = self.evaluator.measure(interrupts.stop_requested)
         except EvaluationStopped:
             self._save(loader, stopwatch, must=True)
@@ -351,6 +359,8 @@ class Trainer:
             write_schema(self.folder)
             write_config(self.config, self.folder)
             write_model_config(self.train_step.towers, self.folder)
+            if self.course.changes:
+                keep_records(self.folder / METRICS, self.step)
             last = self.step if resumed else -1
             truncate_metrics(self.folder / METRICS, last, last - 1 if self.evaluation_due else last)
 
@@ -374,7 +384,8 @@ class Trainer:
         towers, tau = self.train_step.towers, self.train_step.loss.mean_tau()
         newest = self.checkpoints.newest()
         if self.world.is_main and newest is not None:
-            export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
+            with self.train_step.averaged():
+                export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
         self.world.barrier()
         if self.best:
             log.info(
