@@ -40,6 +40,10 @@ WRONG = [
     (OptimOptions, "optim.momentum", 1.0),
     (OptimOptions, "optim.warmup", -1),
     (OptimOptions, "optim.min_lr", -1e-9),
+    (OptimOptions, "optim.decay_share", 0.0),
+    (OptimOptions, "optim.decay_share", 1.0),
+    (ModelConfig, "model.ema", 0.0),
+    (ModelConfig, "model.ema", 1.0),
     (OptimOptions, "optim.clip", 0.0),
     (PatchDropout, "model.patch_dropout.share", 1.0),
     (PatchDropout, "model.patch_dropout.share", -0.1),
@@ -53,6 +57,7 @@ WRONG = [
     (LogConfig, "log.every_steps", 0),
     (TrainConfig, "epochs", 0.0),
     (TrainConfig, "epochs", inf),
+    (TrainConfig, "planned_epochs", 0.0),
     (TrainConfig, "seed", -1),
     (TrainConfig, "timeout", 0.0),
 ]
@@ -101,6 +106,13 @@ def test_an_unknown_encoding_is_refused_with_the_nearest(name, nearest):
 @pytest.mark.parametrize("name", ["utf-8", "UTF8", "Latin1", "cp1252", "utf-16", "gb18030"])
 def test_a_text_encoding_has_any_name_that_python_knows(name):
     assert DataConfig(encoding=name).encoding == name
+
+
+def test_an_unknown_schedule_is_refused_with_those_that_exist():
+    with pytest.raises(OptionError) as caught:
+        OptimOptions(schedule="wsb")
+    assert (caught.value.option, caught.value.value) == ("optim.schedule", "wsb")
+    assert "wsd" in caught.value.advice
 
 
 def test_boundary_values_are_allowed():

@@ -22,9 +22,8 @@ from fastclip.run.folder import is_trained, read_metadata, read_run
 from fastclip.run.metrics_file import read_metrics
 from fastclip.run.verify import verify_run
 from fastclip.training.prolonging import Course, continued, keep_records
-from fastclip.training.trainer import OtherRun
 from fastclip.training.trainer import train as train_run
-from tests.training.runs import Lab, assert_same_run, metrics
+from tests.training.runs import Lab, assert_same_run, final_state, metrics
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
 N, B = 1000, 10  # 100 steps an epoch
@@ -210,6 +209,7 @@ def test_a_constant_run_is_prolonged_and_then_decayed_exactly(train):
 def test_a_decayed_run_is_prolonged_from_before_its_decay_and_nothing_is_lost(train):
     run = train("run", optim__schedule="wsd", checkpoint__keep=1, checkpoint__every_steps="null")
     assert checkpoints(run) == ["step-00000010", "step-00000012"]
+    assert "lowered in the last 20 % of the steps |" in (run / "model" / "README.md").read_text()
     decayed = metrics(run)
     train("run", optim__schedule="wsd", epochs=3, checkpoint__every_steps="null")
     assert checkpoints(run) == ["step-00000012.decayed", "step-00000014", "step-00000018"]
@@ -221,6 +221,27 @@ def test_a_decayed_run_is_prolonged_from_before_its_decay_and_nothing_is_lost(tr
     findings = {finding.file: finding.state for finding in verify_run(run)}
     assert findings.pop("checkpoints/step-00000012.decayed") == "unknown"
     assert set(findings.values()) == {"fine"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_wsd_run_with_an_average_killed_and_prolonged_ends_with_the_bits_of_the_longer_one(lab, tmp_path):
+    changed = {"optim__schedule": "wsd", "model__ema": 0.9}
+    kill_after(lab.start(tmp_path / "run", 2, **changed), 6)  # the rate is constant up to step 10
+    kill_after(lab.start(tmp_path / "run", 2, epochs=3, **changed), 16)  # it falls from step 14
+    lab.start(tmp_path / "run", 2, epochs=3, **changed).finish()
+    lab.start(tmp_path / "planned", 2, epochs=3, planned_epochs=2, **changed).finish()
+    assert_same_run(tmp_path / "run", tmp_path / "planned")
+    assert any(name.startswith("ema.") for name in final_state(tmp_path / "run"))
+
+
+def kill_after(run, step):
+    """Kill a run when it has recorded this step; if it has ended meanwhile, the result is the same."""
+    try:
+        run.wait_for_step(step)
+    except AssertionError:
+        assert run.last_step() >= step, run.output()
+    run.kill()
 
 
 @pytest.mark.slow
@@ -242,15 +263,3 @@ def test_a_prolonged_run_that_dies_at_once_is_not_finished_and_its_folder_is_con
     assert {finding.state for finding in verify_run(run)} == {"fine"}
     train("run", optim__schedule="constant", epochs=3)
     assert is_trained(run)
-
-
-@pytest.mark.slow
-def test_a_cosine_run_is_refused_with_other_epochs_or_another_schedule(train):
-    run = train("run", epochs=0.5)
-    for changed in ({"epochs": 1}, {"epochs": 0.5, "optim__schedule": "wsd"}):
-        with pytest.raises(OtherRun) as caught:
-            train("run", **changed)
-        assert {difference.option for difference in caught.value.differences} >= {
-            "epochs" if changed["epochs"] == 1 else "optim.schedule"
-        }
-    assert read_metadata(run / "checkpoints" / "last")["total_steps"] == 3

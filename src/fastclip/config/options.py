@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from encodings.aliases import aliases
 from math import ceil, inf
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.renamed import with_current_names
@@ -202,6 +202,8 @@ class OptimOptions:
         check("eps", lambda eps: 0 < eps < inf, "finite and above 0", 1e-6)
         check("momentum", lambda momentum: 0 <= momentum < 1, "in [0, 1)", 0.9)
         check("warmup", lambda steps: steps >= 0, "0 or more", 1000)
+        if self.schedule not in (None, *get_args(Schedule)):
+            raise OptionError.unknown("optim.schedule", self.schedule, get_args(Schedule))
         check("decay_share", lambda share: 0 < share < 1, "in (0, 1)", DECAY_SHARE)
         check("min_lr", lambda lr: lr >= 0, "0 or more", 0.0)
         check("clip", lambda norm: norm > 0, "above 0", 1.0)
