@@ -117,8 +117,8 @@ def test_a_cosine_keeps_its_own_length_and_is_never_prolonged(tmp_path):
     assert continued(run, newest) == (run, newest)
     saved = read_metadata(newest)
     older = saved | {"total_steps": 99}  # versions before counted complete batches
-    assert Course.of(run, N, older) == (99, None, {})
-    assert Course.of(run, N, None) == (100, None, {})
+    assert Course.of(run, N, older) == (99, None, {}, 0)
+    assert Course.of(run, N, None) == (100, None, {}, 0)
 
 
 def test_values_derived_from_the_epochs_stay_those_of_the_first_plan(tmp_path):
@@ -228,11 +228,26 @@ def test_a_decayed_run_is_prolonged_from_before_its_decay_and_nothing_is_lost(tr
 def test_a_wsd_run_with_an_average_killed_and_prolonged_ends_with_the_bits_of_the_longer_one(lab, tmp_path):
     changed = {"optim__schedule": "wsd", "model__ema": 0.9}
     kill_after(lab.start(tmp_path / "run", 2, **changed), 6)  # the rate is constant up to step 10
-    kill_after(lab.start(tmp_path / "run", 2, epochs=3, **changed), 16)  # it falls from step 14
     lab.start(tmp_path / "run", 2, epochs=3, **changed).finish()
     lab.start(tmp_path / "planned", 2, epochs=3, planned_epochs=2, **changed).finish()
     assert_same_run(tmp_path / "run", tmp_path / "planned")
     assert any(name.startswith("ema.") for name in final_state(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_records_of_a_decay_are_kept_even_if_the_prolonged_run_dies_at_its_start(train, monkeypatch):
+    run = train("run", optim__schedule="wsd")
+
+    def fail(*_):
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fastclip.training.trainer.write_schema", fail)
+        with pytest.raises(RuntimeError):
+            train("run", optim__schedule="wsd", epochs=2.5)
+    train("run", optim__schedule="wsd", epochs=2.5)
+    assert len(read_metrics(run / "metrics-00000012.jsonl")) == 12
+    assert len(metrics(run)) == 15
 
 
 def kill_after(run, step):

@@ -35,16 +35,20 @@ class Course(NamedTuple):
     """The step that a run which may be prolonged is saved at, before its learning rate falls."""
     changes: dict[str, Any]
     """For the metadata of the checkpoint that the run continues from; empty if its course is the same."""
+    decayed_from: int = 0
+    """With changes: where the learning rate of the course before began to fall."""
 
     @classmethod
     def of(cls, config: Resolved, num_samples: int, saved: dict | None) -> Course:
         """`saved`: the metadata of the checkpoint that the run continues from."""
         if not may_be_prolonged(config):
             return cls(config.total_steps(num_samples) if saved is None else total_steps(saved), None, {})
-        now, changes = _schedule(config, num_samples), {}
-        if saved is not None and now != _schedule(resolve_again(saved["config"]), num_samples):
-            changes = {"total_steps": now.total, "config": config.written}
-        return cls(now.total, now.decay_from, changes)
+        now = _schedule(config, num_samples)
+        before = now if saved is None else _schedule(resolve_again(saved["config"]), num_samples)
+        if before == now:
+            return cls(now.total, now.decay_from, {})
+        changes = {"total_steps": now.total, "config": config.written}
+        return cls(now.total, now.decay_from, changes, before.decay_from)
 
 
 def continued(config: Resolved, newest: Path) -> tuple[Resolved, Path]:
@@ -83,7 +87,7 @@ def continued(config: Resolved, newest: Path) -> tuple[Resolved, Path]:
 
 
 def keep_records(metrics: Path, step: int) -> None:
-    """Copy a file of records that go beyond this step, as `metrics-STEP.jsonl`, before they are dropped."""
+    """Copy a file of records beyond this step, which are about to be dropped, as `metrics-STEP.jsonl`."""
     last = last_record(metrics)
     if last is not None and last["step"] > step:
         shutil.copyfile(metrics, metrics.with_name(f"{metrics.stem}-{last['step']:08d}{metrics.suffix}"))

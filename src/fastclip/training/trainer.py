@@ -185,6 +185,8 @@ class Trainer:
         if newest is not None:
             self._load(newest)
         changes = self.course.changes
+        if changes and self.world.is_main:
+            keep_records(self.folder / METRICS, self.course.decayed_from)
         self.checkpoints.start_at(self.step, self.best.get("step"), "decayed" if changes else "damaged")
         if changes:
             self.checkpoints.amend(self.step, changes)
@@ -359,8 +361,6 @@ class Trainer:
             write_schema(self.folder)
             write_config(self.config, self.folder)
             write_model_config(self.train_step.towers, self.folder)
-            if self.course.changes:
-                keep_records(self.folder / METRICS, self.step)
             last = self.step if resumed else -1
             truncate_metrics(self.folder / METRICS, last, last - 1 if self.evaluation_due else last)
 
