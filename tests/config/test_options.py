@@ -41,6 +41,10 @@ WRONG = [
     (OptimOptions, "optim.momentum", 1.0),
     (OptimOptions, "optim.warmup", -1),
     (OptimOptions, "optim.min_lr", -1e-9),
+    (OptimOptions, "optim.decay_share", 0.0),
+    (OptimOptions, "optim.decay_share", 1.0),
+    (ModelConfig, "model.ema", 0.0),
+    (ModelConfig, "model.ema", 1.0),
     (OptimOptions, "optim.clip", 0.0),
     (PatchDropout, "model.patch_dropout.share", 1.0),
     (PatchDropout, "model.patch_dropout.share", -0.1),
@@ -54,6 +58,7 @@ WRONG = [
     (LogConfig, "log.every_steps", 0),
     (TrainConfig, "epochs", 0.0),
     (TrainConfig, "epochs", inf),
+    (TrainConfig, "planned_epochs", 0.0),
     (TrainConfig, "seed", -1),
     (TrainConfig, "timeout", 0.0),
 ]
@@ -124,6 +129,13 @@ def test_an_unknown_image_format_is_refused(names, name):
         DataConfig(formats=names)
     assert (caught.value.option, caught.value.value) == ("data.formats", name)
     assert "avif" in str(caught.value)
+
+
+def test_an_unknown_schedule_is_refused_with_those_that_exist():
+    with pytest.raises(OptionError) as caught:
+        OptimOptions(schedule="wsb")
+    assert (caught.value.option, caught.value.value) == ("optim.schedule", "wsb")
+    assert "wsd" in caught.value.advice
 
 
 def test_boundary_values_are_allowed():

@@ -18,7 +18,7 @@ from fastclip.config.options import (
     as_dict,
 )
 from fastclip.config.parse import parse, recipe_names
-from fastclip.config.resolved import Difference, differences, resolve, resolve_again
+from fastclip.config.resolved import Difference, as_continued, differences, resolve, resolve_again
 from fastclip.errors import OptionError
 from fastclip.objective.algorithms import ALGORITHMS, RHO_SHARE
 
@@ -262,12 +262,77 @@ def test_options_that_affect_no_number_may_change():
             {"model": ModelConfig(name="vit-scenes", patch_dropout=PatchDropout(0.5, until=0.9))},
             [("model.patch_dropout.share", 0.0, 0.5), ("model.patch_dropout.until", 1.0, 0.9)],
         ),
+        ({"model": ModelConfig(name="vit-scenes", ema=0.99)}, [("model.ema", None, 0.99)]),
         ({"seed": 1}, [("seed", 0, 1)]),
         ({"precision": "bfloat16"}, [("precision", "float32", "bfloat16")]),
     ],
 )
 def test_every_difference_that_affects_numbers_is_named(changed, expected):
     assert differences(saved(scenes()), resolve(scenes(**changed))) == expected
+
+
+def scheduled(schedule, **changed):
+    return scenes(optim=OptimOptions(schedule=schedule), **changed)
+
+
+@pytest.mark.parametrize("before", ["constant", "wsd"])
+@pytest.mark.parametrize("after", ["constant", "wsd"])
+def test_a_constant_or_wsd_run_may_resume_with_other_epochs_and_keeps_its_derived_values(before, after):
+    loss = LossOptions(gamma="auto")
+    first = saved(scheduled(before, loss=loss))
+    longer = resolve(scheduled(after, epochs=40.0, loss=loss))
+    assert differences(first, longer) == []
+    continued = as_continued(longer, first)
+    assert (continued.epochs, continued.planned_epochs) == (40.0, 5.0)
+    assert continued.loss == first.loss != longer.loss
+    again = resolve_again(json.loads(json.dumps(continued.written)))
+    assert again == continued
+    assert differences(again, longer) == differences(first, continued) == []
+    assert as_continued(longer, again) == continued
+    planned = scheduled(after, epochs=40.0, planned_epochs=6.0, loss=loss)
+    assert differences(first, resolve(planned)) == [("planned_epochs", 5.0, 6.0)]
+
+
+def test_a_run_of_the_same_length_is_continued_as_it_is():
+    config = resolve(scheduled("constant"))
+    assert as_continued(config, saved(scheduled("constant"))) is config
+    assert "planned_epochs" not in config.written
+
+
+@pytest.mark.parametrize(("before", "after"), [("cosine", "wsd"), ("constant", "cosine"), (None, "constant")])
+def test_a_cosine_is_another_run(before, after):
+    differ = differences(saved(scheduled(before)), resolve(scheduled(after, epochs=40.0)))
+    assert differ[0] == ("epochs", 5.0, 40.0)
+    assert ("optim.schedule", before or "cosine", after) in differ
+
+
+def test_runs_before_schedules_had_names_are_cosines():
+    written = resolve(scenes()).written
+    assert written["optimizers"]["adamw"].pop("schedule") == "cosine"
+    assert differences(resolve_again(written), resolve(scheduled("cosine"))) == []
+
+
+def test_the_decay_of_wsd_is_a_fifth_and_written():
+    whole = resolve(scheduled("wsd"))
+    assert whole.optim.decay_share == whole.written["optimizers"]["adamw"]["decay_share"] == 0.2
+    given = resolve(scenes(optim=OptimOptions(schedule="wsd", decay_share=0.1, min_lr=1e-5)))
+    assert (given.optim.schedule, given.optim.decay_share, given.optim.min_lr) == ("wsd", 0.1, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "changed"),
+    [
+        ("optim.decay_share", {"optim": OptimOptions(decay_share=0.1)}),
+        ("optim.decay_share", {"optim": OptimOptions(schedule="constant", decay_share=0.1)}),
+        ("optim.min_lr", {"optim": OptimOptions(schedule="constant", min_lr=1e-5)}),
+        ("planned_epochs", {"planned_epochs": 3.0}),
+    ],
+)
+def test_an_option_without_effect_on_the_schedule_is_refused(option, changed):
+    with pytest.raises(OptionError) as caught:
+        resolve(scenes(**changed))
+    assert caught.value.option == option
+    assert "wsd" in caught.value.rule
 
 
 def test_a_difference_reads_as_the_saved_value_and_the_new_one():

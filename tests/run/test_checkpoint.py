@@ -537,6 +537,21 @@ def test_the_newest_undamaged_one_is_found_and_later_ones_are_set_aside(tmp_path
     assert set(aside) < set(names(tmp_path))  # never deleted
 
 
+def test_the_newest_checkpoint_before_the_decay_is_never_deleted(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1, decay_from=4)
+    saved = []
+    for step in (2, 3, 5, 6, 7):
+        checkpoints.save(step, small(step), {"step": step})
+        saved.append([name for name in names(tmp_path) if name.startswith("step")])
+    assert saved == [[f"step-{step:08d}" for step in steps] for steps in ([2], [3], [3, 5], [3, 6], [3, 7])]
+    assert checkpoints.newest(until=4) == checkpoints.newest(until=3) == tmp_path / "step-00000003"
+    assert checkpoints.newest(until=2) is None
+    checkpoints.start_at(3, None, "decayed")
+    assert names(tmp_path) == ["last", "step-00000003", "step-00000007.decayed"]
+    checkpoints.save(7, small(7), {"step": 7})
+    assert names(tmp_path) == ["last", "step-00000003", "step-00000007", "step-00000007.decayed"]
+
+
 def test_only_damaged_checkpoints_are_an_error_and_stay_as_they_are(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.newest_undamaged() is None

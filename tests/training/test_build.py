@@ -13,6 +13,7 @@ from fastclip.config.options import (
     LossOptions,
     ModelConfig,
     OptimOptions,
+    PatchDropout,
     TrainConfig,
 )
 from fastclip.config.parse import parse
@@ -21,12 +22,14 @@ from fastclip.data.pairs import ExtraCaptions, SourceError
 from fastclip.distributed.agreement import RanksDiffer
 from fastclip.distributed.world import World
 from fastclip.errors import OptionError, UnknownOption
+from fastclip.rate_schedule import RateSchedule
 from fastclip.training import build as build_module
 from fastclip.training import training_pairs as pairs_module
 from fastclip.training.build import (
     build_step,
     build_towers,
     rank_0_first,
+    rate_schedule,
     warmup_steps,
 )
 from fastclip.training.step import OpenClipLoss
@@ -394,3 +397,35 @@ def test_rank_0_builds_first_and_all_ranks_need_the_same_tokenizer(tmp_path):
     write_encoder(tmp_path / "1", words=[*WORDS[:-1], "other"])
     expected = ("model.image", "files of model.text")
     assert run_ranks(build_on_a_rank, 2, tmp_path) == [(False, *expected), (True, *expected)]
+
+
+# The learning rates
+
+
+def scheduled(models, until=1.0, warmup=None, **others):
+    model = ModelConfig(models["vit"], patch_dropout=PatchDropout(0.5, until=until))
+    return config(model=model, optim=OptimOptions(schedule="wsd", warmup=warmup), **others)
+
+
+def test_a_prolonged_run_keeps_the_warm_up_and_the_whole_images_of_its_first_plan(models):
+    """100 steps, of which 10 warm up; then 300. Images that are never whole stay so."""
+    first, longer = scheduled(models, epochs=1), scheduled(models, epochs=3, planned_epochs=1)
+    assert rate_schedule(first, 800, 100) == RateSchedule(4e-4, 10, 100, "wsd", 0.2)
+    assert rate_schedule(longer, 800, 300) == RateSchedule(4e-4, 10, 300, "wsd", 0.2)
+    for until, whole_from in ((1.0, 300), (0.9, 90)):
+        prolonged = scheduled(models, until, epochs=3, planned_epochs=1)
+        step = build_step(prolonged, build_towers(prolonged, ALONE), 800, ALONE)
+        assert (step.whole_images_from, step.lr.total) == (whole_from, 300)
+
+
+def test_a_warm_up_that_was_shortened_stays_shortened_and_is_reported_once(models, caplog):
+    longer = scheduled(models, warmup=60, epochs=3, planned_epochs=1)
+    step = build_step(longer, build_towers(longer, ALONE), 800, ALONE)
+    assert step.lr.warmup == 10
+    assert [record.args for record in caplog.records if "warmup" in record.msg] == [("60", "100", "10")]
+
+
+def test_an_average_has_the_decay_that_was_asked_for_and_none_is_the_default(models, towers):
+    asked = config(model=ModelConfig(models["vit"], ema=0.99))
+    assert build_step(asked, build_towers(asked, ALONE), 800, ALONE).average.decay == 0.99
+    assert build_step(config(model=ModelConfig(models["vit"])), towers, 800, ALONE).average is None

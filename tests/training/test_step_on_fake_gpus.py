@@ -22,6 +22,7 @@ from fastclip.model import build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.optim import build_optimizer
 from fastclip.training import build as build_module
+from fastclip.weight_average import WeightAverage
 from tests.training.test_step import PEERS, SEED, B, N, write_models
 
 K = 8
@@ -30,6 +31,7 @@ CASES = [
     *(("fastclip-v3", name, precision, None) for name in TABLE for precision in ("bfloat16", "float16")),
     *((name, "adamw", "bfloat16", None) for name in ("fastclip-v2", "scent", "mbcl", *PEERS)),
     *((name, "adamw", "float16", 4) for name in ("fastclip-v2", "fastclip-v3", *PEERS)),
+    ("fastclip-v3", "adamw", "bfloat16", 4),
     ("fastclip-v3", "adamw", "tf32", None),
 ]
 
@@ -58,9 +60,9 @@ def _fused_sgd(params, grads, buffers, *, found_inf, **_):
     assert {tensor.device for tensor in (*params, *grads, *buffers, found_inf)} == {CUDA}
 
 
-def build(model, algorithm, optimizer, precision, micro=None, lora=0):
+def build(model, algorithm, optimizer, precision, micro=None, lora=0, ema=None):
     """A step with fake weights on CUDA; the towers are built before, as building reads values."""
-    asked = ModelConfig(model, compile=False, lora=LoraOptions(lora))
+    asked = ModelConfig(model, compile=False, lora=LoraOptions(lora), ema=ema)
     config = resolve(
         TrainConfig(
             algorithm=algorithm,
@@ -105,7 +107,7 @@ def after_the_first_step(loss, local_batch):
 def test_forward_loss_update_and_skip_never_wait(
     algorithm, optimizer, precision, micro, lora, model, eight_gpus, monkeypatch
 ):
-    config, towers = build(model, algorithm, optimizer, precision, micro, lora)
+    config, towers = build(model, algorithm, optimizer, precision, micro, lora, ema=0.999)
     with FakeTensorMode():
         make_fake(towers)
         train_step = build_module.build_step(config, towers, N, eight_gpus)
@@ -125,8 +127,23 @@ def test_forward_loss_update_and_skip_never_wait(
         result = train_step.update(1, images, tokens, index)
         assert {tensor.device for tensor in (result.finite, *result.stats.values())} == {CUDA}
         state = [value for of_one in train_step.stepper.optimizer.state.values() for value in of_one.values()]
+        state += train_step.average.tensors().values()
         assert {tensor.device for tensor in state} == {CUDA}
         assert (train_step.stepper.scaler is not None) == (precision == "float16")
+
+
+def test_an_average_is_one_operation_for_all_weights_which_the_device_may_skip(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "_fused_sgd_", lambda *args, **options: calls.append((args, options)))
+    with FakeTensorMode():
+        named = [(str(i), nn.Parameter(torch.empty(4, 4, device=CUDA))) for i in range(20)]
+        average = WeightAverage(named, 0.999)
+        with Kernels() as kernels:
+            average.update(7, torch.empty((), dtype=torch.bool, device=CUDA))
+    (((averages, weights, _), options),) = calls
+    assert len(averages) == len(weights) == 20
+    assert options["found_inf"].device == CUDA
+    assert kernels.counts.total() <= 3  # the flag
 
 
 # Budgets

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from encodings.aliases import aliases
 from math import ceil, inf
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.renamed import with_current_names
@@ -20,6 +20,10 @@ from fastclip.config.tower_options import check_towers
 from fastclip.errors import OptionError
 from fastclip.objective.algorithms import LossOptions, find_algorithm
 from fastclip.text import did_you_mean
+
+Schedule = Literal["cosine", "constant", "wsd"]
+PROLONGED: tuple[Schedule, ...] = ("constant", "wsd")  # schedules of runs that may be prolonged
+DECAY_SHARE = 0.2  # of a wsd run's steps: see `fastclip.rate_schedule`
 
 
 def steps_of(epochs: float, num_samples: int, batch: int) -> int:
@@ -142,9 +146,13 @@ class ModelConfig:
     batch_norm: Literal["local", "sync", "frozen"] = "local"
     """BatchNorm statistics: per rank (`local`), over the global batch (`sync`, GPUs only), or `frozen`."""
     patch_dropout: PatchDropout = field(default_factory=PatchDropout)
+    ema: float | None = None
+    """Decay of an exponential moving average of the trained weights, e.g. 0.999: the average is evaluated,
+    exported and loaded in place of the last weights. Default: no average."""
 
     def __post_init__(self) -> None:
         check_towers(self)
+        _check("model.ema", self.ema, self.ema is None or 0 < self.ema < 1, "in (0, 1)", 0.999)
         share = self.patch_dropout.share
         if isinstance(self.freeze, dict):
             sides, counts = self.freeze.keys() <= {"image", "text"}, all(n >= 0 for n in self.freeze.values())
@@ -242,8 +250,14 @@ class OptimOptions:
     Default: 1."""
     warmup: int | None = None
     """Steps in which the learning rate rises from 0. Default: a tenth of the run, at most 10,000."""
+    schedule: Schedule | None = None
+    """Learning rate after the warm-up: `cosine` down to optim.min_lr; `constant`; or `wsd` (warm-up, stable,
+    decay), which is constant and falls to optim.min_lr at the end. A constant or wsd run may be resumed with
+    other epochs, and a constant one as wsd. Default: cosine."""
+    decay_share: float | None = None
+    """Share of the steps in which `wsd` lowers the learning rate, at the end of the run. Default: 0.2."""
     min_lr: float | None = None
-    """Learning rate at the end of the cosine. Default: 0."""
+    """Learning rate at the end of the cosine, or of the decay of `wsd`. Default: 0."""
     clip: float | None = None
     """Clip the model's gradient to this norm. Default: no clipping."""
     wire_dtype: Literal["bfloat16"] | None = None
@@ -264,6 +278,9 @@ class OptimOptions:
         check("eps", lambda eps: 0 < eps < inf, "finite and above 0", 1e-6)
         check("momentum", lambda momentum: 0 <= momentum < 1, "in [0, 1)", 0.9)
         check("warmup", lambda steps: steps >= 0, "0 or more", 1000)
+        if self.schedule not in (None, *get_args(Schedule)):
+            raise OptionError.unknown("optim.schedule", self.schedule, get_args(Schedule))
+        check("decay_share", lambda share: 0 < share < 1, "in (0, 1)", DECAY_SHARE)
         check("min_lr", lambda lr: lr >= 0, "0 or more", 0.0)
         check("clip", lambda norm: norm > 0, "above 0", 1.0)
 
@@ -353,6 +370,9 @@ class TrainConfig:
     """adamw, lamb, lion or sgd (with momentum)."""
     epochs: float = 30
     """Passes over the pairs; may be a fraction."""
+    planned_epochs: float | None = None
+    """For constant and wsd schedules: epochs that the default warm-up, E, `gamma: auto` and
+    patch_dropout.until are derived from. Default: epochs. A prolonged run keeps its first value."""
     seed: int = 0
     """Determines initial weights, sample order and augmentation."""
     precision: Literal["float32", "tf32", "bfloat16", "float16", "float64"] = "float32"
@@ -382,6 +402,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check("epochs", self.epochs, 0 < self.epochs < inf, "finite and above 0", 30)
+        planned = self.planned_epochs
+        _check("planned_epochs", planned, planned is None or 0 < planned < inf, "finite and above 0", 30)
         _check("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2⁶³)", 0)
         _check("timeout", self.timeout, 0 < self.timeout < inf, "finite and above 0", 1800)
         find_algorithm(self.algorithm)

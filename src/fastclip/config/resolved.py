@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from fastclip.config.optimizers import OPTIMIZERS
 from fastclip.config.options import (
+    DECAY_SHARE,
+    PROLONGED,
     BatchConfig,
     CheckpointConfig,
     DataConfig,
@@ -17,6 +19,7 @@ from fastclip.config.options import (
     LogConfig,
     ModelConfig,
     OptimOptions,
+    Schedule,
     StartConfig,
     TrainConfig,
     as_dict,
@@ -46,6 +49,9 @@ class OptimSettings:
     """Further arguments of its class: betas, eps, momentum."""
     warmup: int | None
     """Steps; None means a tenth of the run."""
+    schedule: Schedule
+    decay_share: float
+    """Share of the steps in which a wsd run lowers the rate."""
     min_lr: float
     clip: float | None
     wire_dtype: str | None
@@ -74,6 +80,8 @@ class Resolved:
     start: StartConfig
     written: dict
     """The content of config.yaml: plain values that resolve to the same run again."""
+    asked: TrainConfig = field(compare=False, repr=False)
+    """What was resolved; two of them may resolve to the same run."""
 
     @property
     def algorithm(self) -> str:
@@ -83,17 +91,27 @@ class Resolved:
         """The number of steps of a new run; a resumed one has the number in its checkpoint."""
         return steps_of(self.epochs, num_samples, self.batch.size)
 
+    @property
+    def planned_epochs(self) -> float:
+        """The epochs that values are derived from; a prolonged run has more."""
+        return self.asked.planned_epochs or self.epochs
+
 
 def resolve(config: TrainConfig) -> Resolved:
     """Apply options over the recipe's rows, and these over fastclip's own; refuse options without effect."""
     loss = _over(config.algorithms.get(config.algorithm), config.loss)
+    planned = config.planned_epochs or config.epochs
     try:
         settings = resolve_loss(
-            config.algorithm, loss, batch=config.batch.size, epochs=config.epochs, rate=config.scale
+            config.algorithm, loss, batch=config.batch.size, epochs=planned, rate=config.scale
         )
     except OptionError as error:
         raise error.within("loss") from None
     optim = _over(_own_row(config.optimizer), config.optimizers.get(config.optimizer), config.optim)
+    optim = _with_decay(optim)
+    if config.planned_epochs is not None and optim.schedule not in PROLONGED:
+        rule = f"has no effect with optim.schedule={optim.schedule}, only with {', '.join(PROLONGED)}"
+        raise OptionError("planned_epochs", config.planned_epochs, rule, advice="Omit it.")
     whole = replace(
         config,
         loss=LossOptions(),
@@ -120,6 +138,7 @@ def resolve(config: TrainConfig) -> Resolved:
         config.log,
         config.start,
         as_dict(whole),
+        config,
     )
 
 
@@ -138,6 +157,8 @@ _FREE = ("out", "deterministic", "device", "resume", "timeout", "log", "checkpoi
          "data.formats", "data.keep_decoded", "data.workers", "data.max_bad", "data.timeout",
          "model.pretrained", "model.compile", "model.channels_last", "model.gradient_checkpointing",
          "model.text_padding", "start.checkpoint")  # fmt: skip
+# The same for runs that may be prolonged. Whether the steps done so far stay the same is checked apart.
+_FREE_IF_PROLONGED = ("epochs", "optim.schedule", "optim.decay_share", "optim.min_lr")
 
 
 class Difference(NamedTuple):
@@ -152,12 +173,33 @@ class Difference(NamedTuple):
         return f"{self.option}: {saved} in the run, {now} now"
 
 
+def as_continued(config: Resolved, saved: Resolved) -> Resolved:
+    """The config with its values derived as those of the saved run were, if the run may be prolonged."""
+    if not may_be_prolonged(saved, config) or config.asked.planned_epochs is not None:
+        return config
+    first = saved.planned_epochs
+    if saved.asked.planned_epochs is None and first == config.epochs:
+        return config  # nothing was prolonged
+    return resolve(replace(config.asked, planned_epochs=first))
+
+
+def may_be_prolonged(*configs: Resolved) -> bool:
+    """Whether the epochs may change when the run resumes, by its schedule."""
+    return all(config.optim.schedule in PROLONGED for config in configs)
+
+
 def differences(saved: Resolved, config: Resolved) -> list[Difference]:
     """Why a run saved with one config cannot resume with another.
 
     A different algorithm or optimizer is named alone, without all of its values.
     """
+    config = as_continued(config, saved)
     there, here = _relevant(saved), _relevant(config)
+    if may_be_prolonged(saved, config):
+        for option in _FREE_IF_PROLONGED:
+            there.pop(option, None)
+            here.pop(option, None)
+        there["planned_epochs"], here["planned_epochs"] = saved.planned_epochs, config.planned_epochs
     differ = [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]
     for choice, values in (("algorithm", "loss."), ("optimizer", "optim.")):
         if choice in differ:
@@ -190,7 +232,19 @@ def _relevant(config: Resolved) -> dict[str, Any]:
 
 def _own_row(optimizer: str) -> OptimOptions:
     row = OPTIMIZERS[optimizer]
-    return OptimOptions(lr=row.lr, weight_decay=row.weight_decay, **row.options)
+    return OptimOptions(lr=row.lr, weight_decay=row.weight_decay, schedule="cosine", **row.options)
+
+
+def _with_decay(optim: OptimOptions) -> OptimOptions:
+    """Set the default of wsd, so that config.yaml has it; refuse options that the schedule ignores."""
+    if optim.schedule == "wsd":
+        return replace(optim, decay_share=optim.decay_share or DECAY_SHARE)
+    useless = {"decay_share": "wsd"} | ({"min_lr": "cosine, wsd"} if optim.schedule == "constant" else {})
+    for option, schedules in useless.items():
+        if (value := getattr(optim, option)) is not None:
+            rule = f"has no effect with optim.schedule={optim.schedule}, only with {schedules}"
+            raise OptionError(f"optim.{option}", value, rule, advice="Omit it.")
+    return optim
 
 
 def _optim_settings(name: str, optim: OptimOptions, scale: float) -> OptimSettings:
@@ -204,6 +258,7 @@ def _optim_settings(name: str, optim: OptimOptions, scale: float) -> OptimSettin
             raise OptionError(f"optim.{option}", value, rule, advice="Omit it.")
     assert optim.lr is not None  # each row has both
     assert optim.weight_decay is not None
+    assert optim.schedule is not None
     return OptimSettings(
         name,
         optim.lr * scale,
@@ -212,6 +267,8 @@ def _optim_settings(name: str, optim: OptimOptions, scale: float) -> OptimSettin
         1.0 if optim.layer_decay is None else optim.layer_decay,
         {option: getattr(optim, option) for option in OPTIMIZERS[name].options},
         optim.warmup,
+        optim.schedule,
+        optim.decay_share or DECAY_SHARE,
         0.0 if optim.min_lr is None else optim.min_lr,
         optim.clip,
         optim.wire_dtype,

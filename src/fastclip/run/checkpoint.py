@@ -4,6 +4,7 @@
                                   state.json                the caller's metadata, and every file's digest
                     last, best                              symlinks to a step
                     step-00001230.damaged/                  set aside: training resumed from an earlier step
+                    step-00001230.decayed/                  set aside: the run was prolonged from before it
 
 Ranks write into `step-00001234.part` on a shared filesystem; once everything is on disk, rank 0 renames the
 folder. So a folder named after a step is complete, even after a power cut. Each replicated tensor is written
@@ -75,12 +76,13 @@ class Checkpoints:
         folder: RUN/checkpoints; created by the first save.
         keep: number of newest checkpoints to keep. The best, the last saved one and the newest that is not
             suspect are always kept.
+        decay_from: the newest checkpoint up to this step is always kept too; None: there is no such step.
     """
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, decay_from: int | None = None):
         if keep < 1:
             raise InputError("keep", f"must be at least 1, not {keep}.")
-        self.folder, self.keep = Path(folder), keep
+        self.folder, self.keep, self.decay_from = Path(folder), keep, decay_from
 
     def save(self, step: int, tensors: dict[str, Tensor], metadata: dict) -> Path:
         """Write a step's state; CheckpointError on every rank if one fails. A saved step is not rewritten.
@@ -107,9 +109,9 @@ class Checkpoints:
         """Change these values in the metadata of a saved step, atomically; False if the step is not saved."""
         return _on_first(lambda: self._amend(step, changes), step)
 
-    def newest(self) -> Path | None:
-        """The complete checkpoint with the highest step."""
-        return _on_first(lambda: next(reversed(self._complete()), None))
+    def newest(self, until: int | None = None) -> Path | None:
+        """The complete checkpoint with the highest step, or with the highest one up to `until`."""
+        return _on_first(lambda: self._newest(until))
 
     def newest_undamaged(self) -> Path | None:
         """The complete checkpoint with the highest step whose files are as written.
@@ -141,13 +143,14 @@ class Checkpoints:
             )
         return None
 
-    def start_at(self, step: int, best: int | None) -> None:
+    def start_at(self, step: int, best: int | None, later: str = "damaged") -> None:
         """Prepare the folder for a run that continues from this step, with the best evaluation at `best`.
 
-        Later checkpoints, which are damaged, are renamed to step-….damaged. What a killed run left behind is
-        deleted, and `last` and `best` are corrected: it may have died before it did so.
+        Later checkpoints, which are damaged or not part of this run, are renamed to step-….damaged, or what
+        `later` says. What a killed run left behind is deleted, and `last` and `best` are corrected: it may
+        have died before it did so.
         """
-        _on_first(lambda: self._start_at(step, best))
+        _on_first(lambda: self._start_at(step, best, later))
 
     def mark_best(self, step: int) -> None:
         """Point `best` at this step's checkpoint, which is then never deleted."""
@@ -199,19 +202,23 @@ class Checkpoints:
     def _complete(self) -> list[Path]:
         return complete_checkpoints(self.folder)
 
+    def _newest(self, until: int | None) -> Path | None:
+        saved = reversed(self._complete())
+        return next((path for path in saved if until is None or _step(path) <= until), None)
+
     def _target(self, name: str) -> Path | None:
         """The complete checkpoint that a link points to."""
         link = self.folder / name
         target = self.folder / os.readlink(link) if link.is_symlink() else None
         return target if target in self._complete() else None
 
-    def _start_at(self, step: int, best: int | None) -> None:
+    def _start_at(self, step: int, best: int | None, later: str) -> None:
         if not self.folder.is_dir():
             return
         for path in self._complete():
-            if int(path.name.removeprefix("step-")) > step:
-                path.rename(free_name(path.with_name(path.name + ".damaged")))
-        complete = {int(path.name.removeprefix("step-")): path for path in self._complete()}
+            if _step(path) > step:
+                path.rename(free_name(path.with_name(f"{path.name}.{later}")))
+        complete = {_step(path): path for path in self._complete()}
         links = {"last": complete.get(step), "best": complete.get(-1 if best is None else best)}
         for name, target in links.items():
             if target is not None and self._target(name) != target:
@@ -232,12 +239,16 @@ class Checkpoints:
 
     def _mark_suspect(self, after: int, reason: str) -> None:
         for path in self._complete():
-            if int(path.name.removeprefix("step-")) > after:
+            if _step(path) > after:
                 amend_state(path, {"suspect": reason})
 
     def _prune(self) -> None:
         old = self._complete()[: -self.keep]
-        needed = (self._target("last"), self._target("best"), newest_trusted(self.folder) if old else None)
+        if not old:
+            return
+        needed = [self._target("last"), self._target("best"), newest_trusted(self.folder)]
+        if self.decay_from is not None:
+            needed.append(self._newest(self.decay_from))
         for path in old:
             if path not in needed:
                 _try_to_remove(path)
@@ -254,6 +265,10 @@ class Checkpoints:
         for path in sorted(self.folder.glob("step-*"), reverse=True):  # x.part.old before x.part
             if _LEFTOVER.fullmatch(path.name):
                 _try_to_remove(path)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def tensor_names(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:

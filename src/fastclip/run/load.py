@@ -138,6 +138,7 @@ def load_model(
     """The model of a checkpoint in eval mode, and its temperature; None if that is the model's parameter.
 
     A run with LoRA needs the weights at which it started: `start`, if their source is gone.
+    If the run averages its weights (`model.ema`), the model has the averages.
     """
     path = find_checkpoint(run, which)
     metadata, names = read_metadata(path), tensor_names(path)
@@ -155,7 +156,11 @@ def load_model(
     else:
         logit_bias = "model.clip.logit_bias" in names
         towers = build_model(str(run / CONFIG_FILE), logit_bias=logit_bias, **options)
-    tensors = {f"model.{name}": tensor for name, tensor in towers.checkpoint_state().items()}
+    averaged = {name.removeprefix("ema.") for name in names if name.startswith("ema.")}
+    tensors = {
+        f"{'ema' if name in averaged else 'model'}.{name}": tensor
+        for name, tensor in towers.checkpoint_state().items()
+    }
     for name in _TAU & names.keys():
         tensors[name] = torch.empty(names[name][0], dtype=names[name][1])
     load_tensors(path, tensors)

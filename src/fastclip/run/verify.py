@@ -159,6 +159,9 @@ def _checkpoints(folder: Path, read: Update) -> Iterator[Finding]:
             yield from findings if path.exists() else []  # training may have just deleted it
         elif ".damaged" in path.name:
             yield Finding(str(path), "unknown", "set aside, as it was damaged; delete it if it is not needed")
+        elif ".decayed" in path.name:
+            about = "set aside, as the run was prolonged from an earlier step; delete it if it is not needed"
+            yield Finding(str(path), "unknown", about)
         elif path.name.endswith((".part", ".old")):
             yield Finding(str(path), "unknown", "being written, or left by a killed run: resuming deletes it")
 

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from fastclip.config.options import ModelConfig
+from fastclip.config.options import ModelConfig, steps_of
 from fastclip.config.resolved import Resolved
 from fastclip.data.decode import Decoder
 from fastclip.data.remote import RemoteError
@@ -28,13 +28,15 @@ from fastclip.errors import OptionError, PathError
 from fastclip.layers import Layers
 from fastclip.model import TwoTowers, build_model
 from fastclip.objective.loss import GlobalContrastiveLoss
-from fastclip.optim import Stepper, build_optimizer, learning_rate
+from fastclip.optim import Stepper, build_optimizer
 from fastclip.precision import AUTOCAST, set_kernels, set_precision
+from fastclip.rate_schedule import RateSchedule
 from fastclip.run.checkpoint import tensor_names
 from fastclip.towers.design import Parts
 from fastclip.training.compiling import compile_as_asked
 from fastclip.training.micro_batch import find_micro_batch
 from fastclip.training.step import Loss, OpenClipLoss, TrainStep
+from fastclip.weight_average import WeightAverage
 from fastclip.weights import CONFIG_FILE
 
 log = logging.getLogger(__name__)
@@ -157,17 +159,18 @@ def build_step(
     optimizer = build_run_optimizer(config, towers, loss)
     scaler = torch.amp.GradScaler(world.device.type) if config.precision == "float16" else None
     slow_tau = loss.log_scale if config.loss.algorithm.slow_tau else None
-    warmup = warmup_steps(optim.warmup, total)
-    micro = config.batch.micro
+    micro, until = config.batch.micro, config.model.patch_dropout.until
+    decay = config.model.ema
     train_step = TrainStep(
         towers,
         towers,
         loss,
         Stepper(optimizer, slow_tau=slow_tau, clip=optim.clip, scaler=scaler),
-        lr=partial(learning_rate, peak=optim.lr, warmup=warmup, total=total, min_lr=optim.min_lr),
+        lr=rate_schedule(config, num_samples, total),
+        average=None if decay is None else WeightAverage(towers.named_parameters(), decay),
         decoder=decoder,
         micro=found if micro == "auto" else micro,
-        whole_images_from=round(config.model.patch_dropout.until * total),
+        whole_images_from=total if until == 1 else round(until * planned_steps(config, num_samples, total)),
         autocast=AUTOCAST.get(config.precision),
         seed=config.seed,
         world=world,
@@ -195,18 +198,33 @@ def build_run_optimizer(config: Resolved, towers: TwoTowers, loss: Loss) -> Opti
     )
 
 
-def warmup_steps(given: int | None, steps: int) -> int:
+def rate_schedule(config: Resolved, num_samples: int, total: int, *, warn: bool = True) -> RateSchedule:
+    """The learning rates of a run of `total` steps. `warn`: if its warm-up is shortened."""
+    optim = config.optim
+    warmup = warmup_steps(optim.warmup, planned_steps(config, num_samples, total), warn=warn)
+    return RateSchedule(optim.lr, warmup, total, optim.schedule, optim.decay_share, optim.min_lr)
+
+
+def planned_steps(config: Resolved, num_samples: int, total: int) -> int:
+    """The steps that default values are derived from: the run's, or those that were first planned."""
+    if config.planned_epochs == config.epochs:
+        return total
+    return steps_of(config.planned_epochs, num_samples, config.batch.size)
+
+
+def warmup_steps(given: int | None, steps: int, *, warn: bool = True) -> int:
     """Steps of warm-up; default: a tenth of the run, at most 10,000. Too long a warm-up becomes a tenth."""
     tenth = ceil(steps / 10)
     if given is None:
         return min(MAX_DEFAULT_WARMUP, tenth)
     if 2 * given > steps:
-        log.warning(
-            "optim.warmup=%s is more than half of this run's %s steps: using %s instead.",
-            f"{given:,}",
-            f"{steps:,}",
-            f"{tenth:,}",
-        )
+        if warn:
+            log.warning(
+                "optim.warmup=%s is more than half of this run's %s steps: using %s instead.",
+                f"{given:,}",
+                f"{steps:,}",
+                f"{tenth:,}",
+            )
         return tenth
     return given
 

@@ -25,6 +25,7 @@ from fastclip.objective.algorithms import Settings
 from fastclip.objective.loss import GlobalContrastiveLoss
 from fastclip.objective.loss_step import LossOutput
 from fastclip.optim import SLOW_TAU, Stepper, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from fastclip.weight_average import WeightAverage
 
 MAX_LOG_SCALE = log(100)  # open_clip's limit for logit_scale
 
@@ -149,6 +150,7 @@ class TrainStep:
         towers: the model.
         model: the same, wrapped in DDP if there are several ranks.
         lr: maps a step to its learning rate.
+        average: of the weights; None: there is none.
         decoder: of the batches' images; None: they are as the model takes them.
         micro: pairs encoded at a time; None: the whole local batch.
         whole_images_from: the step from which no patches are dropped.
@@ -164,6 +166,7 @@ class TrainStep:
         stepper: Stepper,
         *,
         lr: Callable[[int], float],
+        average: WeightAverage | None = None,
         decoder: Decoder | None,
         micro: int | None,
         whole_images_from: int,
@@ -173,7 +176,7 @@ class TrainStep:
     ):
         self.towers, self.model, self.loss, self.stepper = towers, model, loss, stepper
         self.lr, self.decoder, self.world, self.whole_images_from = lr, decoder, world, whole_images_from
-        self.micro, self.autocast, self.seed = micro, autocast, seed
+        self.micro, self.autocast, self.seed, self.average = micro, autocast, seed, average
         self._rate = lr(0)
         self._names = {parameter: f"model.{name}" for name, parameter in towers.named_parameters()}
         for group in loss.parameter_groups():
@@ -210,6 +213,8 @@ class TrainStep:
         value = torch.zeros_like(out.value) if self.loss.algorithm.peer else out.value
         update = self.stepper.step(value.detach())
         out.undo(~update.finite)
+        if self.average is not None:
+            self.average.update(step, update.finite)
         return StepResult({**out.stats, "grad_norm": update.grad_norm}, update.finite)
 
     def backward(self, step: int, inputs: Inputs, begun: BegunStep) -> LossOutput:
@@ -228,11 +233,17 @@ class TrainStep:
             rates["tau_lr"] = tau_lr / 3 if row.slow_tau and tau < SLOW_TAU else tau_lr
         return rates
 
+    def averaged(self) -> AbstractContextManager:
+        """Inside, the towers have the weights to evaluate and export: the averages, if there are any."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, not copied: model.…, loss.… (including the state per sample), optimizer.…"""
+        """All tensors by name, not copied: model.…, ema.…, loss.… (with the state per sample), optimizer.…"""
         moments, _ = optimizer_tensors(self.stepper.optimizer, self._names)
         loss = self.loss.sharded_state_dict()
         parts = {"model": self.towers.checkpoint_state(), "loss": loss, "optimizer": moments}
+        if self.average is not None:
+            parts["ema"] = self.average.tensors()
         return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
 
     def metadata(self) -> dict[str, object]:
@@ -248,6 +259,10 @@ class TrainStep:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
         self.towers.load_state_dict(named("model."), strict=not self.towers.adapted)
+        if self.average is not None and (averages := named("ema.")):
+            self.average.load(averages)
+        elif self.average is not None:  # of a run that had none: it begins here
+            self.average.restart()
         self.loss.load_state_dict(named("loss."))
         load_optimizer_tensors(
             self.stepper.optimizer, self._names, named("optimizer."), metadata["optimizer"]

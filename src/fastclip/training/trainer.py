@@ -27,7 +27,6 @@ from fastclip.run.folder import (
     MODEL,
     read_metadata,
     remove_leftovers,
-    total_steps,
     write_config,
     write_schema,
 )
@@ -57,6 +56,7 @@ from fastclip.training.out_of_memory import (
     model_too_large,
     step_too_large,
 )
+from fastclip.training.prolonging import Course, continued, keep_records
 from fastclip.training.step import StepResult
 from fastclip.training.step_stats import StepStats, Stopwatch
 from fastclip.training.telemetry import NullTelemetry, Plan, Telemetry
@@ -74,11 +74,12 @@ def train(config: Resolved, world: World) -> Trainer:
     report_devices(world)
     with RunLock(Path(config.out), world) as lock:
         newest = open_folder(config)
+        if newest is not None:
+            config, newest = continued(config, newest)
+            describe(SAVED.format(read_metadata(newest)["step"]))
         start = open_start(config) if newest is None else None
         origin = newest or start
         saved = None if origin is None else read_metadata(origin)
-        if newest is not None:
-            describe(SAVED.format(read_metadata(newest)["step"]))
         with explained(partial(model_too_large, config, world)):
             towers = build_towers(config, world, newest)
             pairs = open_training_pairs(config, towers, world)
@@ -104,11 +105,10 @@ class Trainer:
         self.config, self.world, self.pairs, self.evaluator = config, world, pairs, evaluator
         self.lock = lock
         self.folder = Path(config.out)
-        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep)
         self.num_samples = len(pairs.manifest)
-        self.total = config.total_steps(self.num_samples)
-        if saved is not None and saved["config"]["epochs"] == config.epochs:  # --from may change them
-            self.total = total_steps(saved)
+        self.course = Course.of(config, self.num_samples, saved)
+        self.total, keep = self.course.total, config.checkpoint.keep
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep, self.course.decay_from)
         self.micro_conditions = conditions(config, world)
         found = found_before(saved, self.micro_conditions)
         self.start = recorded_start(saved, towers) if saved else start_of(towers, config.model, config.seed)
@@ -133,7 +133,12 @@ class Trainer:
             self._load(start)
             self.best = {}  # it is not in this run's folder
         self._check_weights(newest or start)
-        self.checkpoints.start_at(self.step, self.best.get("step"))
+        changes = self.course.changes if newest is not None else {}
+        if changes and self.world.is_main:
+            keep_records(self.folder / METRICS, self.course.decayed_from)
+        self.checkpoints.start_at(self.step, self.best.get("step"), "decayed" if changes else "damaged")
+        if changes:
+            self.checkpoints.amend(self.step, changes)
         self._write_settings(resumed=newest is not None)
         stopped = None
         with self._telemetry() as self.telemetry:
@@ -174,6 +179,7 @@ class Trainer:
                 improved = self.evaluation_due and self._evaluate(loader, stopwatch, interrupts)
                 decision = interrupts.poll(due=stopwatch.save_due(config.checkpoint.every_minutes))
                 by_steps = config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0
+                by_steps = by_steps or self.step == self.course.decay_from  # to be prolonged from
                 if at_end or improved or by_steps or decision.due or decision.stop:
                     self._save(loader, stopwatch, must=at_end or decision.stop)
                 if decision.stop:
@@ -238,7 +244,8 @@ class Trainer:
             return False
         agree_on_buffers(self.world, self.train_step.towers)
         try:
-            with stopwatch.paused(), explained(partial(evaluation_too_large, self.config, self.world)):
+            too_large = partial(evaluation_too_large, self.config, self.world)
+            with stopwatch.paused(), explained(too_large), self.train_step.averaged():
                 scores = self.evaluator.measure(interrupts.stop_requested)
         except EvaluationStopped:
             self._save(loader, stopwatch, must=True)
@@ -369,7 +376,8 @@ class Trainer:
         failed: Exception | None = None
         if self.world.is_main and newest is not None:
             try:
-                export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
+                with self.train_step.averaged():
+                    export(towers, folder, tau=tau, card=model_card(self.folder, newest, towers, tau))
             except NonFiniteModel as error:
                 text = f"After step {self.step:,} the {error} {advice(self.folder, self.config)}"
                 failed = Diverged(self.step, 0, text)

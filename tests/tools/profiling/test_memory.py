@@ -91,6 +91,15 @@ def test_a_frozen_tower_has_weights_and_no_gradients(freeze, tiny):
     assert estimate.weights == counted(tiny()).weights
 
 
+@pytest.mark.parametrize("freeze", ["none", "image"])
+def test_an_average_takes_the_memory_of_the_trained_weights(freeze, tiny):
+    config = tiny(model={"ema": 0.999, "freeze": freeze})
+    train_step = build_step(config, build_towers(config, ALONE), NUM_PAIRS, ALONE)
+    without = counted(tiny(model={"freeze": freeze}))
+    assert counted(config).weights - without.weights == nbytes(train_step.average.tensors().values())
+    assert counted(config)[1:] == without[1:]
+
+
 def test_float64_takes_twice_the_memory(tiny):
     single, double = counted(tiny()), counted(tiny(precision="float64"))
     for part in ("weights", "gradients", "features", "loss"):

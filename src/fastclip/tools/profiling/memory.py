@@ -41,7 +41,7 @@ class Range(NamedTuple):
 class Memory(NamedTuple):
     """Bytes on one rank's device in a training step."""
 
-    weights: int  # including the towers' buffers and τ
+    weights: int  # including the towers' buffers, τ, and the average of the weights if there is one
     gradients: int
     optimizer: int
     batch: int  # images and tokens of this step and the next; images of a micro-batch, normalised
@@ -176,8 +176,9 @@ def memory(
     own_tau = not row.peer and row.temperature != "individual"  # one τ, in the loss
     trained_tau = own_tau and row.temperature == "learnable"
     gradients = size.trained + trained_tau * dtype.itemsize
+    averaged = 0 if config.model.ema is None else size.trained
     return Memory(
-        weights=size.weights + size.buffers + own_tau * dtype.itemsize,
+        weights=size.weights + size.buffers + own_tau * dtype.itemsize + averaged,
         gradients=gradients,
         optimizer=_optimizer_bytes(config, gradients, size.trained_tensors + trained_tau),
         batch=_batch_bytes(config, size, local_batch),
