@@ -21,7 +21,8 @@ from benchmarks.unpadded_text import captions
 from fastclip.config.options import BatchConfig, LoraOptions, ModelConfig, TrainConfig
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
-from fastclip.training.build import build_step, build_towers
+from fastclip.model import build_model
+from fastclip.training.build import build_step
 from fastclip.training.step import TrainStep
 
 SEED, SAMPLES, RANKS, BATCH = 0, 4096, 2, 16
@@ -29,9 +30,11 @@ CASES = {"full": 0, "lora": 8}
 
 
 def make_step(world: World, rank: int) -> TrainStep:
-    model = ModelConfig("ViT-B-32", lora=LoraOptions(rank))
+    model = ModelConfig("ViT-B-32", "none", lora=LoraOptions(rank))  # random weights take as long
     config = resolve(TrainConfig(model=model, batch=BatchConfig(world.size * BATCH), seed=SEED))
-    return build_step(config, build_towers(config, world), SAMPLES, world)
+    towers = build_model("ViT-B-32", device="cpu", lora=model.lora, tau=config.loss.tau, seed=SEED)
+    towers.freeze_logit_scale()
+    return build_step(config, towers, SAMPLES, world)
 
 
 def run_step(step: TrainStep, number: int) -> float:

@@ -153,6 +153,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(tmp_path):
 def test_a_checkpoint_of_vit_b_32_is_a_fiftieth_of_the_whole():
     sizes = []
     for rank in ("8", "0"):
-        model = towers_on_meta(resolve(parse(["--model.name", "ViT-B-32", "--model.lora", rank])))
+        model = towers_on_meta(
+            resolve(parse(["--model.name", "ViT-B-32", "--model.lora", rank, "--model.pretrained", "x.pt"]))
+        )
         sizes.append(sum(tensor.nbytes for tensor in model.checkpoint_state().values()))
     assert sizes[0] / sizes[1] < 0.02

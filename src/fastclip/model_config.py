@@ -194,6 +194,9 @@ def _check_text_model(path: Path, name: Any) -> None:
     places = [folder / "config.json" for folder in (path.parent / TEXT_FOLDER, Path(str(name)))]
     file = next((place for place in places if place.is_file()), places[0])
     if not file.is_file():
+        if name == TEXT_FOLDER:
+            problem = "is missing: it has the text encoder's config and tokenizer. Export the model again."
+            raise PathError(path.parent / TEXT_FOLDER, problem)
         try:
             cached = try_to_load_from_cache(str(name), "config.json")
         except HFValidationError:

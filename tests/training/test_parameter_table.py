@@ -7,7 +7,9 @@ from fastclip.cli import main
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.distributed.world import World
+from fastclip.model import build_model
 from fastclip.training.build import build_loss, build_run_optimizer, build_towers
+from fastclip.training.export import export
 from fastclip.training.parameter_table import Row, parameter_rows
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
@@ -53,8 +55,18 @@ def test_rates_by_layer_and_tower_and_frozen_blocks(rows):
     ] == pytest.approx([1.25e-5, 2.5e-5, 5e-5, 1e-4])
 
 
-def test_the_table_has_every_trained_parameter_with_the_rate_and_decay_of_its_group():
-    towers, optimizer = build("--model.lora", "4", "--optim.layer_decay", "0.5", "--optim.image_lr", "2e-3")
+def test_the_table_has_every_trained_parameter_with_the_rate_and_decay_of_its_group(tmp_path):
+    weights = str(export(build_model("vit-emoji", device="cpu"), tmp_path / "start", tau=0.07))
+    towers, optimizer = build(
+        "--model.pretrained",
+        weights,
+        "--model.lora",
+        "4",
+        "--optim.layer_decay",
+        "0.5",
+        "--optim.image_lr",
+        "2e-3",
+    )
     found = parameter_rows(towers, optimizer)
     trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     assert sum(row.trained for row in found) == trained

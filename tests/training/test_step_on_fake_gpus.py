@@ -62,7 +62,7 @@ def _fused_sgd(params, grads, buffers, *, found_inf, **_):
 
 def build(model, algorithm, optimizer, precision, micro=None, lora=0, ema=None):
     """A step with fake weights on CUDA; the towers are built before, as building reads values."""
-    asked = ModelConfig(model, compile=False, lora=LoraOptions(lora), ema=ema)
+    asked = ModelConfig(model, "x.pt", compile=False, lora=LoraOptions(lora), ema=ema)
     config = resolve(
         TrainConfig(
             algorithm=algorithm,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastclip.errors import OptionError
 
 if TYPE_CHECKING:
-    from fastclip.config.options import ModelConfig
+    from fastclip.config.model_options import ModelConfig
 
 TIMM, HF = "timm:", "hf:"
 

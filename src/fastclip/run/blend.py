@@ -16,7 +16,7 @@ from fastclip.lora import merged_state
 from fastclip.model import TwoTowers
 from fastclip.run.folder import Which, find_checkpoint, is_run, read_metadata
 from fastclip.run.load import load_model
-from fastclip.run.start import Start, build_first, sources_of
+from fastclip.run.start import Start, build_first
 
 
 class Blends:
@@ -40,7 +40,7 @@ class Blends:
         metadata = read_metadata(find_checkpoint(run, which))
         config = resolve_again(metadata["config"])
         record = Start(**metadata["start"]) if metadata.get("start") else None
-        if start is None and not sources_of(config.model):
+        if start is None and not config.model.sources():
             raise PathError(run, "started from new weights: there is nothing to blend with.")
         if start is None and record is None:
             problem = "was trained by an earlier version, which did not record its start: pass --start."

@@ -33,17 +33,7 @@ class Start(NamedTuple):
 
 def start_of(towers: TwoTowers, model: ModelConfig, seed: int) -> Start:
     """The start of a run whose towers have just been built."""
-    return Start(", ".join(sources_of(model)) or f"new weights from seed {seed}", weights_digest(towers))
-
-
-def sources_of(model: ModelConfig) -> list[str]:
-    """Where the first weights come from: none if all are new."""
-    found = [model.pretrained]
-    if model.image is not None:
-        found.append({"own": model.image, "none": None}.get(model.image_weights, model.image_weights))
-    if model.text is not None and model.text_weights == "own":
-        found.append(model.text)
-    return [source for source in found if source is not None]
+    return Start(", ".join(model.sources()) or f"new weights from seed {seed}", weights_digest(towers))
 
 
 def recorded_start(saved: Mapping[str, Any], towers: TwoTowers) -> Start | None:
@@ -87,7 +77,7 @@ def build_first(
             parts = Parts.of(model)
             towers = build_model(model.name, pretrained=model.pretrained, parts=parts, **options)
         except (OptionError, PathError) as error:
-            source = ", ".join(sources_of(model))
+            source = ", ".join(model.sources())
             advice = "Restore it, or pass --start with a file or folder that has the same weights."
             raise PathError(run, f"started from {source}, which cannot be used: {error} {advice}") from error
     if record is not None:

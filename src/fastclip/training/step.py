@@ -5,7 +5,7 @@ Letters: b local batch, d features. Nothing here waits for the device, except as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import log
@@ -245,6 +245,11 @@ class TrainStep:
         if self.average is not None:
             parts["ema"] = self.average.tensors()
         return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
+
+    def tensors_of(self, saved: Collection[str]) -> dict[str, Tensor]:
+        """The tensors that a checkpoint with these must have: one from before the average lacks it."""
+        averaged = any(name.startswith("ema.") for name in saved)
+        return {name: t for name, t in self.tensors().items() if averaged or not name.startswith("ema.")}
 
     def metadata(self) -> dict[str, object]:
         """State besides tensors: the optimizer's step count and the gradient scaler's values."""

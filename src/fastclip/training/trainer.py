@@ -20,7 +20,7 @@ from fastclip.distributed.world import World
 from fastclip.errors import CommandError, PathError
 from fastclip.finite import first_non_finite
 from fastclip.model import TwoTowers
-from fastclip.run.checkpoint import CheckpointError, Checkpoints, load
+from fastclip.run.checkpoint import CheckpointError, Checkpoints, load, tensor_names
 from fastclip.run.folder import (
     CHECKPOINTS,
     METRICS,
@@ -321,7 +321,7 @@ class Trainer:
                 f"{metadata['fingerprint']}, while data.train has {self.num_samples:,} with {fingerprint}. "
                 "Use the same data, or choose another --out.",
             )
-        tensors = self.train_step.tensors()
+        tensors = self.train_step.tensors_of(tensor_names(path))
         load(path, tensors)
         self.train_step.load_state(tensors, metadata)
         self.step_stats.load_state(metadata["tally"], self.world.rank, self.world.size)
