@@ -158,8 +158,13 @@ def test_an_encoder_of_another_type_in_an_export_is_refused_before_it_is_built(t
     model = build(text=f"hf:{write_encoder(tmp_path / 'encoder', MEAN)}")
     folder = export(model, tmp_path / "export", tau=None)
     code = {"AutoConfig": "code.Config", "AutoModel": "code.Model"}
-    (folder / "text_tower" / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": code}))
+    config = folder / "text_tower" / "config.json"
+    config.write_text(json.dumps({"model_type": "mine", "auto_map": code}))
     (folder / "text_tower" / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(PathError) as refused:
+        fastclip.load(folder)
+    assert refused.value.path == str(config)
+    config.write_text(json.dumps({"model_type": "mine"}))
     with pytest.raises(OptionError) as caught:
         fastclip.load(folder)
     assert "'mine'" in caught.value.rule
