@@ -17,14 +17,8 @@ _CHANGES = st.lists(
 )
 
 
-OPEN = {"parquet", "csv", "jsonl"}  # readers that still let errors of other libraries through
-_TESTED = [
-    pytest.param(name, marks=pytest.mark.xfail(strict=False)) if name in OPEN else name for name in READERS
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _TESTED)
+@pytest.mark.parametrize("name", READERS)
 def test_a_reader_of_damaged_files_raises_errors_of_ours_or_none(name, tmp_path_factory):
     reader, folder = READERS[name], tmp_path_factory.mktemp("fuzz")
     seeds = reader.seeds(folder)

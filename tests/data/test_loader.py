@@ -314,9 +314,9 @@ def test_unusable_sample_is_replaced_by_its_neighbour_logged_and_counted(tmp_pat
     assert loader.bad.summary().startswith("4 pairs ")
     assert "1 × empty caption" in loader.bad.summary()
     logged = [record.args for record in caplog.records if record.name == "fastclip.data.bad_samples"]
-    assert sorted(sample for sample, _, _ in logged) == [5, 6, 11, 20]
-    assert {file for _, file, _ in logged} == {manifest.where(5)}
-    assert {sample: reason for sample, _, reason in logged}[11] == "empty caption"
+    assert sorted(sample for sample, *_ in logged) == [5, 6, 11, 20]
+    assert {file for _, file, *_ in logged} == {manifest.where(5)}
+    assert {sample: reason for sample, *_, reason in logged}[11] == "empty caption"
 
 
 def test_unusable_samples_are_counted_once_over_ranks_and_epochs(tmp_path):

@@ -545,7 +545,7 @@ def test_the_fingerprint_of_remote_pairs_changes_with_the_version_of_the_shard(t
         path = write_tar(tmp_path / "pairs.tar", members)
         remote.pipe("/layout/pairs.tar", path.read_bytes())
         stamp = [f"{path.stat().st_size}", f"version {number}"]  # fsspec's memory file system has no versions
-        monkeypatch.setattr("fastclip.data.manifest.remote_stamp", lambda _, stamp=stamp: stamp)
+        monkeypatch.setattr("fastclip.data.stamps.remote_stamp", lambda _, stamp=stamp: stamp)
         seen += [open_pairs_task("memory://layout/pairs.tar") for _ in range(2)]
     assert [task.fingerprint for task in seen[::2]] == [task.fingerprint for task in seen[1::2]]
     assert seen[0].fingerprint != seen[2].fingerprint

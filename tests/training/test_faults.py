@@ -12,11 +12,13 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from fastclip.cli import main
 from fastclip.config.parse import parse
 from fastclip.config.resolved import resolve
 from fastclip.data.decode import FastDecoder
+from fastclip.data.manifest import Manifest
 from fastclip.distributed.agreement import RanksDiffer
 from fastclip.distributed.world import World
 from fastclip.run.checkpoint import Checkpoints, load, tensor_names
@@ -118,25 +120,28 @@ def table(folder, n):
     return folder / "pairs.csv"
 
 
+def stall_at_an_image(rank):
+    """Storage that does not answer when a loader worker reads this image."""
+    read = Manifest.image_at
+
+    def image_at(manifest, place):
+        data = read(manifest, place)
+        if data == png(17, size=(32, 32)) and get_worker_info() is not None:
+            time.sleep(3600)
+        return data
+
+    Manifest.image_at = image_at
+
+
 @pytest.mark.slow
-def test_a_stalled_loader_worker_is_an_error_with_the_file(lab, tmp_path, monkeypatch):
-    monkeypatch.setenv("FASTCLIP_CACHE", lab.environment["FASTCLIP_CACHE"])
+def test_a_stalled_loader_worker_is_an_error_with_the_file(lab, tmp_path):
     pairs = table(tmp_path / "pairs", 32)
-    assert main(["data", "index", str(pairs)]) == 0
-    stalling = tmp_path / "pairs" / "17.png"
-    stalling.unlink()
-    os.mkfifo(stalling)  # a reader waits for a writer
-    run = lab.start(
-        tmp_path / "run",
-        data__train=pairs,
-        batch__size=8,
-        evaluate__pairs="null",
-        data__workers=2,
-        data__timeout=2,
-    )
+    changed = {"data__train": pairs, "batch__size": 8, "evaluate__pairs": "null"}
+    options = lab.options(tmp_path / "run", "fastclip-v3", data__workers=2, data__timeout=2, **changed)
+    run = Run(options, 1, lab.environment, prepare=stall_at_an_image)
     assert run.wait(timeout=60) == [1]
     last = run.output().splitlines()[-1]
-    assert f"sample 17 of {stalling}" in last
+    assert f"sample 17 of {tmp_path / 'pairs' / '17.png'}" in last
     assert "data.timeout" in last
 
 
@@ -202,7 +207,8 @@ def test_damaged_images_are_replaced_logged_and_counted(train, tmp_path, caplog)
     assert counts == sorted(counts)
     assert counts[-1] == 3
     warnings = [record.args for record in caplog.records if record.levelname == "WARNING"]
-    assert sorted(warning[:2] for warning in warnings) == [(sample, str(pairs)) for sample in damaged]
+    named = sorted((sample, place.partition(", byte ")[0]) for sample, place, *_ in warnings)
+    assert named == [(sample, str(pairs)) for sample in damaged]
     (summary,) = [line for line in caplog.messages if f"{pairs} (3)" in line]
     assert summary.startswith("3 ")
     assert "3 × " in summary
@@ -311,7 +317,7 @@ def start_different_ranks(rank, size, lab, folder):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder / (str(rank) if case == "data" else "0"))
             if case == "version" and rank == 1:
-                patch.setattr("fastclip.training.trainer.__version__", "0.0.1")
+                patch.setattr("fastclip.training.between_ranks.__version__", "0.0.1")
             options = {
                 "evaluate__pairs": "null",
                 "data__train": "pairs.tar",

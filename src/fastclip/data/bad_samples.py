@@ -55,7 +55,8 @@ class BadSampleLog:
             if sample.id not in self.samples:
                 self.samples[sample.id] = sample
                 self._new.append(sample)
-                log.warning("sample %d of %s is skipped: %s", sample.id, self._where(sample), sample.reason)
+                file, place = printable(sample.file), self._place(sample)
+                log.warning("sample %d of %s%s is skipped: %s", sample.id, file, place, sample.reason)
         self._check()
 
     def take_new(self) -> list[BadSample]:
@@ -79,12 +80,15 @@ class BadSampleLog:
     def first(self, most: int) -> list[str]:
         """The first unusable pairs, those that indexing skipped before others: file, place and reason."""
         skipped = [str(problem) for problem in islice(self.manifest.problems(), most)]
-        found = [f"{self._where(sample)}: {sample.reason}" for sample in islice(self.samples.values(), most)]
+        found = [
+            printable(f"{sample.file}{self._place(sample)}: {sample.reason}")
+            for sample in islice(self.samples.values(), most)
+        ]
         return [*skipped, *found][:most]
 
-    def _where(self, sample: BadSample) -> str:
+    def _place(self, sample: BadSample) -> str:
         position = self.manifest.position(sample.id)
-        return printable(f"{sample.file}, {position}" if position else sample.file)
+        return f", {position}" if position else ""
 
     def _counts(self) -> tuple[Counter[str], Counter[str]]:
         """Unusable pairs by reason and by file, with those that indexing skipped."""
@@ -104,7 +108,6 @@ class BadSampleLog:
             message = (
                 f"More than {self.max_bad:.1%} of the collection cannot be used. {self.summary()} "
                 "Inspect the collection with `fastclip data check`, or allow more, e.g. --data.max_bad 0.05. "
-                "The first of them:\n"
+                f"The first of them: {'; '.join(self.first(_SHOWN))}."
             )
-            message += "\n".join(f"  {one}" for one in self.first(_SHOWN))
             raise TooManyBadSamples(message, *self._counts())

@@ -38,7 +38,7 @@ from fastclip.errors import PathError
 from fastclip.files import atomic_write
 from fastclip.run.metrics_file import JsonLines
 from fastclip.run.results import Result, read_all
-from fastclip.run.state_file import STATE, STEP, DamagedCheckpoint, Metadata, read_metadata
+from fastclip.run.state_file import STATE, STEP, DamagedCheckpoint, read_metadata
 
 SCHEMA = 2
 """Version of the folder's layout, in run.json. A folder without run.json has schema 1 and works as well."""
@@ -284,9 +284,8 @@ def _read_metadata(run: Run) -> None:
         return
     try:
         metadata = read_metadata(newest)
-        if "config" in metadata:
-            total_steps(metadata)  # DamagedCheckpoint, if it cannot be told
-        run.metadata = metadata
+        if "config" not in metadata or total_steps(metadata):  # DamagedCheckpoint, if it cannot be told
+            run.metadata = metadata
     except ValueError as error:
         run.missing.append(str(error))
 
@@ -325,23 +324,20 @@ def is_trained(run: Path) -> bool:
     newest = newest_checkpoint(run)
     if newest is None:
         return False
-    try:
-        metadata = read_metadata(newest)
-        return metadata["step"] >= total_steps(metadata) and (run / MODEL).is_dir()
-    except (KeyError, TypeError) as error:
-        raise DamagedCheckpoint(newest / STATE, f"it cannot be read ({error!r})") from error
+    metadata = read_metadata(newest)  # whose numbers are checked
+    return metadata["step"] >= total_steps(metadata) and (run / MODEL).is_dir()
 
 
 def total_steps(metadata: dict) -> int:
     """The number of steps of the run that a checkpoint is of."""
     if "total_steps" in metadata:
         return metadata["total_steps"]
-    config = metadata["config"]  # written before the number was saved: complete batches only
     try:
+        config = metadata["config"]  # written before the number was saved: complete batches only
         return max(1, int(config["epochs"] * metadata["num_samples"]) // int(config["batch"]["size"]))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        file = metadata.file if isinstance(metadata, Metadata) else STATE
-        raise DamagedCheckpoint(file, f"its number of steps is unknown ({error!r})") from error
+        reason = f"its number of steps is unknown ({error!r})"
+        raise DamagedCheckpoint(getattr(metadata, "file", STATE), reason) from error
 
 
 def is_run(folder: Path) -> bool:
