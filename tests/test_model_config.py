@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from fastclip.config.options import ModelConfig, TrainConfig
 from fastclip.config.resolved import resolve
 from fastclip.errors import OptionError, PathError
-from fastclip.model import build_model, find_model, get_tokenizer
-from fastclip.model_config import missing_package, read_config, without_network
+from fastclip.model import build_model, find_model
+from fastclip.model_config import get_tokenizer, missing_package, read_config, without_network
 from fastclip.run.load import load
 from fastclip.tools.profiling.memory import towers_on_meta
 from tests import text_models

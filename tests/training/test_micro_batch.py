@@ -367,8 +367,8 @@ def run(tmp_path, monkeypatch):
         changed = {"evaluate__pairs": "null", "checkpoint__every_steps": 2, "batch__micro": "auto"} | changed
         config = resolve(parse(lab.options(tmp_path / out, "fastclip-v3", **changed)))
 
-        def build_limited(config, world):
-            return limited(build_towers(config, world), most)
+        def build_limited(config, world, resumed):
+            return limited(build_towers(config, world, resumed), most)
 
         def stop_at(self, result, *others):
             if self.step == stop:

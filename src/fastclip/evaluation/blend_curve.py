@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fastclip.errors import CommandError, OptionError
 from fastclip.files import atomic_write
 from fastclip.run.blend import Blends
-from fastclip.terminal import console
+from fastclip.terminal import console, say
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +62,14 @@ def blend_curve(
     if found is None:
         return
     points = [_point(share, results, tasks, before) for share, results in zip(wanted, found, strict=True)]
-    text = json.dumps({"points": [asdict(point) for point in points]}, indent=2)
-    atomic_write(scorer.out / CURVE, text + "\n")
+    curve = {"points": [asdict(point) for point in points]}
+    atomic_write(scorer.out / CURVE, json.dumps(curve, indent=2) + "\n")
     if before:
         _draw(points, scorer.out / PICTURE)
-    print(text) if as_json else _print(points, scorer.out / PICTURE if before else None)
+    if as_json:
+        print(json.dumps(curve, indent=2))
+    else:
+        _print(points, scorer.out / PICTURE if before else None)
 
 
 def _parse(shares: str) -> list[float]:
@@ -100,9 +103,9 @@ def _print(points: list[Point], picture: Path | None) -> None:
         scores = (point.new, point.before) if picture else (point.new,)
         table.add_row(f"{point.share:g}", *(f"{100 * float(score or 0):.2f}" for score in scores))
     console().print(table)
-    print("0 is the start of the run, 1 its end. `fastclip export RUN OUT --blend SHARE` exports a blend.")
+    say("0 is the start of the run, 1 its end. `fastclip export RUN OUT --blend SHARE` exports a blend.")
     if picture is not None:
-        print(f"Drawn in {picture}.")
+        say(f"Drawn in {picture}.")
 
 
 def _draw(points: list[Point], file: Path) -> None:

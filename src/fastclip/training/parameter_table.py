@@ -11,7 +11,7 @@ from fastclip.config.resolved import Resolved
 from fastclip.distributed.world import World
 from fastclip.layers import SIDES, Layers, Place
 from fastclip.model import TwoTowers
-from fastclip.terminal import console
+from fastclip.terminal import console, say
 from fastclip.training.build import build_loss, build_run_optimizer, build_towers
 
 
@@ -107,4 +107,4 @@ def _print(rows: list[Row]) -> None:
         )
     console().print(table)
     trained, every = (sum(getattr(row, kind) for row in rows) for kind in ("trained", "parameters"))
-    print(f"{trained:,} of {every:,} parameters are trained ({100 * trained / every:.2g} %).")
+    say(f"{trained:,} of {every:,} parameters are trained ({100 * trained / every:.2g} %).")
