@@ -93,7 +93,7 @@ def differences(case: Hostile, found: Found) -> list[str]:
 
 
 def image_cases(images) -> list[Hostile]:
-    """A case for each of {name: (function that makes the bytes, part of the reason)}."""
+    """A case for each of {name: (function that makes the bytes, part of the reason)}; "": it is usable."""
     from tests.data.hostile_tars import AFTER, BEFORE, CAPTION, GOOD, member
 
     def case(name, make_bytes, reason):
@@ -101,6 +101,8 @@ def image_cases(images) -> list[Hostile]:
             (folder / "s.tar").write_bytes(BEFORE + member("bad.png", make_bytes()) + CAPTION + AFTER)
             return folder / "s.tar"
 
+        if not reason:
+            return Hostile(f"image: {name}", "image", make, (GOOD[0], "a caption", *GOOD[1:]))
         place = f"byte {len(BEFORE) + 512:,}"
         return Hostile(f"image: {name}", "image", make, GOOD, (Bad("s.tar", place, reason),))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from os import PathLike
 from typing import Any
 
@@ -111,9 +112,10 @@ def python_value(scalar: Any) -> Any:
 def _empty_rows(table: Any, group: int, column: str) -> set[int]:
     """Rows of a group whose image is null, as img2dataset writes for failed downloads."""
     metadata = table.metadata.row_group(group)
-    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
-    known = next((chunk.statistics for chunk in chunks if chunk.path_in_schema == column), None)
-    if known is not None and known.has_null_count and known.null_count == 0:
-        return set()  # known without reading the images
+    chunks = (metadata.column(number) for number in range(metadata.num_columns))
+    with suppress(UnicodeDecodeError):  # the name of another column is damaged
+        known = next((chunk.statistics for chunk in chunks if chunk.path_in_schema == column), None)
+        if known is not None and known.has_null_count and known.null_count == 0:
+            return set()  # known without reading the images
     nulls = read_column(table, group, column).is_null()
     return {i for i, null in enumerate(nulls.to_pylist()) if null}
