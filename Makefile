@@ -70,6 +70,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.training_speed
 	$(BIN)/python -m benchmarks.unpadded_text
 	$(BIN)/python -m benchmarks.end_to_end
+	$(BIN)/python -m benchmarks.lora
 	$(BIN)/python -m benchmarks.hostile
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.retrieval
