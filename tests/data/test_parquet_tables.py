@@ -1,5 +1,8 @@
 """A damaged row group costs itself alone, and each of its rows is counted."""
 
+import zlib
+from base64 import b85decode
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,6 +13,18 @@ from fastclip.data.pairs import COMMON_COLUMNS, File, Pair, Problem
 from fastclip.data.parquet_tables import DAMAGED_PAGE, DamagedParquet, open_parquet, read_column, read_parquet
 from tests.data.collections import png
 
+# Flipped bits in the metadata of a column, for which pyarrow ends the process: base85 of a compressed file
+FATAL = (
+    "c-"
+    "oCq!EV|>5FIbBn*)jn(yqJ_ia0b@4^E1aKv9(()+o>_pc0e_CF&uLV>w8WP@sYK)I*Ow=FrdRp{IUP|Dl)8tT7<bNL_hnc6Vmpdz"
+    "xLhRmbBd&+~i}9pnKF0Pt`E2Re4~IL9q+6{_&k@NC%H!WhG88b*d;bcgRWF(IuD$Xt^N5uwP7E(Vtfp=|_nhzuhb04u{XFM#MdG|"
+    "A*O`6l0VIZI2~oE7I<<~HB{XXYYbzOR67jl<h$5O5QCb{Fhty+II1P+|7-Fc?mH_jd?kH4m|-"
+    "V%lcEH=b}tshAM;qd{~x*@b2S!@`oTbR8)0tgL{QlXEN%!W1(xbE?k9O1Gq|1v65bLw6{cw4?(jLal%tq%t&hN{N`3cr@^Hei_ae"
+    "W3`9tzzAzHS*M<o&TmYZ&IUSoLM{_$;>`KMoJU4|TL%PEs&DCklrnK8uAHwK=l7Fv2qx>vwS)L+2%<(0vS4Rbr}M7+I=LnLJ9|ar"
+    "AXYd|RWeSLnkqk5b){le(;?;iO0{TFQ|hfgSbCK#{qbUd@|i$!aonow!ztNgm9qGn>J6ETa(#N!=s#S?wV0%o+h{2L^js%3)T*>O"
+    "exqNy?3VQY6XnkoiA50?MAe#;rA5A<hzyr{_0ZCSu6KJ`K3|k1@uMTKi^E{_;bSz}3x~tKU^Kd)79XO~7;mIluI`uiJ?Y{*rKkD_"
+    "TiwQA{4bAetcC"
+)
 ROWS, GROUP = 10, 4  # in groups of 4, 4 and 2 rows
 
 
@@ -60,3 +75,10 @@ def test_errors_say_which_column_is_damaged(tmp_path):
     (tmp_path / "t.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(DamagedParquet):
         open_parquet(tmp_path / "t.parquet")
+
+
+def test_metadata_for_which_pyarrow_ends_the_process_is_damage_of_the_group(tmp_path):
+    (tmp_path / "t.parquet").write_bytes(zlib.decompress(b85decode(FATAL)))
+    items = list(read_parquet(File(str(tmp_path / "t.parquet"), "table"), COMMON_COLUMNS))
+    assert {item.reason for item in items} == {DAMAGED_PAGE}
+    assert sum(item.pairs for item in items) == 3

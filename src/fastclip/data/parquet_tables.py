@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from os import PathLike
 from typing import Any
 
@@ -111,11 +110,30 @@ def python_value(scalar: Any) -> Any:
 
 def _empty_rows(table: Any, group: int, column: str) -> set[int]:
     """Rows of a group whose image is null, as img2dataset writes for failed downloads."""
-    metadata = table.metadata.row_group(group)
-    chunks = (metadata.column(number) for number in range(metadata.num_columns))
-    with suppress(UnicodeDecodeError):  # the name of another column is damaged
-        known = next((chunk.statistics for chunk in chunks if chunk.path_in_schema == column), None)
-        if known is not None and known.has_null_count and known.null_count == 0:
-            return set()  # known without reading the images
+    _check_metadata(table, group, column)
+    places = [number for number in range(len(table.schema)) if _path(table, number) == column]
+    known = table.metadata.row_group(group).column(places[0]).statistics if places else None
+    if known is not None and known.has_null_count and known.null_count == 0:
+        return set()  # known without reading the images
     nulls = read_column(table, group, column).is_null()
     return {i for i, null in enumerate(nulls.to_pylist()) if null}
+
+
+def _check_metadata(table: Any, group: int, column: str) -> None:
+    """DamagedParquet if asking for a column's metadata would end the process, which pyarrow lets happen.
+
+    The reader gets the same error as an exception, before those of damaged pages, which cost only rows.
+    """
+    try:
+        _read(lambda: next(table.iter_batches(1, row_groups=[group], columns=[column]), None), column)
+    except DamagedParquet as error:
+        if any(word in str(error).lower() for word in ("histogram", "metadata")):
+            raise
+
+
+def _path(table: Any, number: int) -> str | None:
+    """The name of a column, with those of the structs around it; None if it is damaged."""
+    try:
+        return table.schema.column(number).path
+    except UnicodeDecodeError:
+        return None
