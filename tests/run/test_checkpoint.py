@@ -16,15 +16,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fastclip.errors import InputError, PathError
+from fastclip.files import file_digest
 from fastclip.objective.exchange import Exchange
 from fastclip.objective.sample_state import SampleState
 from fastclip.objective.saved_state import sharded
 from fastclip.run import checkpoint, tensor_writer
 from fastclip.run.checkpoint import CheckpointError, Checkpoints, check, load, tensor_names
 from fastclip.run.folder import read_metadata
-from fastclip.run.state_file import DamagedCheckpoint
+from fastclip.run.state_file import DamagedCheckpoint, write_state
+from fastclip.run.tensor_writer import OFFSETS
 from tests.ranks import run_ranks
 
 
@@ -439,6 +442,16 @@ def test_a_damaged_file_is_named(tmp_path, damage):
         with pytest.raises(PathError) as caught:
             read(path)
         assert caught.value.path == str(path / "rank-00000.safetensors")
+
+
+def test_a_header_that_is_nested_too_deeply_is_damage(tmp_path):
+    path = Checkpoints(tmp_path).save(1, small(1), {})
+    file = path / "rank-00000.safetensors"
+    save_file(load_file(file), file, metadata={OFFSETS: "[" * 100_000})
+    write_state(path, {"step": 1}, {file.name: file.stat().st_size}, {file.name: file_digest(file)})
+    with pytest.raises(DamagedCheckpoint) as caught:
+        tensor_names(path)
+    assert caught.value.path == str(file)
 
 
 def flip(file, bit):

@@ -330,11 +330,11 @@ def _read_headers(path: Path) -> Metadata:
         try:
             with safe_open(path / name, "pt") as file:
                 _check_offsets(json.loads(file.metadata()[OFFSETS]), file)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             raise DamagedCheckpoint(path / name, f"its header cannot be read ({error})") from error
     try:
         return dcp.HuggingFaceStorageReader(str(path)).read_metadata()
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise DamagedCheckpoint(path, f"its files do not belong together ({error!r})") from error
 
 
