@@ -305,6 +305,25 @@ def fuzz() -> list[str]:
     return _table(["reader", "executions", "failures", "where"], rows)
 
 
+def lora() -> list[str]:
+    """A step with LoRA and one of full fine-tuning."""
+    figures = _figures("lora")
+    rows = [
+        ["step, s", *_pair(figures["step_seconds"]), f"{figures['time_ratio']:.2f}"],
+        ["largest memory of a rank, MiB", *_pair(figures["peak_mib"]), f"{figures['memory_ratio']:.2f}"],
+        [
+            "checkpoint without the state per sample, MB",
+            *_pair(figures["checkpoint_mb"]),
+            f"{figures['checkpoint_ratio']:.3f}",
+        ],
+    ]
+    return _table(["ViT-B-32, two ranks, 16 pairs each, float32", "full", "LoRA, rank 8", "ratio"], rows)
+
+
+def _pair(of_case: dict[str, float]) -> list[str]:
+    return [f"{of_case['full']:,}", f"{of_case['lora']:,}"]
+
+
 _END = {"0": "exit code 0", "75": "exit code 75", "0 and 75": "exit codes 0 and 75"}
 
 
@@ -377,6 +396,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "other-figures": other_figures,
     "hostile": hostile,
     "fuzz": fuzz,
+    "lora": lora,
     "low-resolution": low_resolution,
 }
 
