@@ -95,7 +95,7 @@ def test_a_tokenizer_that_is_not_here_is_one_line_and_no_download(tmp_path, fold
 
 
 def test_pretrained_image_weights_are_never_downloaded(tmp_path):
-    """open_clip itself ignores timm_model_pretrained unless it is told otherwise."""
+    """open_clip itself ignores timm_model_pretrained unless it is asked to use it."""
     vision = {"timm_model_name": "test_vit", "timm_model_pretrained": True, "image_size": 160}
     path = write(tmp_path, vision=vision, folder=False)
     assert build_model(str(path), device="cpu").image_size == 160

@@ -131,7 +131,7 @@ def build_model(
         _checkpoint_gradients(model, freeze)
     model.to(device, dtype)
     if patch_dropout:
-        model.keep_patches = drop_patches(clip, patch_dropout, name.removeprefix(LOCAL_DIR))
+        model.keep_patches = drop_patches(clip, patch_dropout, plan.shown)
     if text_padding == "auto":
         model.unpadded = find_unpadded(clip, model.context_length)
     return (model.to(memory_format=torch.channels_last) if channels_last else model).train()
@@ -376,7 +376,7 @@ def _load_whole(clip: Any, file: Path, plan: Design) -> None:
     other_size = parts.image_size is not None or parts.context_length is not None
     load_weights(
         clip,
-        plan.name.removeprefix(LOCAL_DIR),
+        plan.shown,
         file,
         only=None if side is None else (lambda key: side_of(key) == side),
         resize=partial(

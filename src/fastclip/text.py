@@ -63,6 +63,6 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-# C0 but for tab and line feed, DEL and C1, line separators, overrides of direction, lone surrogates
+# C0 except tab and line feed, DEL and C1, line separators, overrides of direction, lone surrogates
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKUP = re.compile(r"[\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])")  # _ within a word is no markup

@@ -123,7 +123,7 @@ def test_a_death_is_an_error_where_the_next_item_is_awaited_and_nowhere_before(p
     def work():
         items = kill_worker(load(lambda number: os.getpid()))
         for _ in range(1000):
-            seen.append("goes on")
+            seen.append("continues")
         try:
             next(items)
         except DeadLoaderWorker as death:
@@ -135,7 +135,7 @@ def test_a_death_is_an_error_where_the_next_item_is_awaited_and_nowhere_before(p
         thread = threading.Thread(target=work)
         thread.start()
         thread.join(60)
-    assert seen == ["goes on"] * 1000 + [-signal.SIGKILL]
+    assert seen == ["continues"] * 1000 + [-signal.SIGKILL]
 
 
 @pytest.mark.slow

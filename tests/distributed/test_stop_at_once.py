@@ -150,7 +150,7 @@ os.kill(os.getpid(), 15)
 def test_a_rank_that_lost_the_others_ends_with_75_if_it_was_asked_to_stop():
     with Program("note(15); await_signal(); say('never')") as program:
         assert program.end()[:2] == (STOPPED_CLEANLY, [])
-    with Program("stop_at_once._LATE = 0.01; await_signal(); say('goes on')") as program:
+    with Program("stop_at_once._LATE = 0.01; await_signal(); say('continues')") as program:
         assert program.end()[0] == 0
 
 

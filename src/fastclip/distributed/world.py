@@ -128,11 +128,6 @@ def join_world(*, timeout: float = 1800, device: DeviceChoice = "auto") -> Itera
         raise stopped
 
 
-def _is_lost_contact(error: BaseException) -> bool:
-    """gloo raises a plain RuntimeError, which names its source file."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
-
-
 class LostRanks(RuntimeError):
     """A collective of this `rank` failed, or got no answer for `timeout` seconds."""
 

@@ -397,7 +397,7 @@ def evaluation_pairs(run: Path) -> EvaluationPairs:
 def formats_of(model: Path | str) -> tuple[str, ...]:
     """The data.formats of a run; none for another model."""
     try:
-        config = yaml.safe_load((Path(model).expanduser() / CONFIG).read_text(encoding="utf-8"))
+        config = read_yaml((Path(model).expanduser() / CONFIG).read_text(encoding="utf-8"))
         return split_formats("data.formats", config["data"].get("formats"))
     except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError):
         return ()

@@ -19,6 +19,7 @@ from xxhash import xxh3_128_hexdigest
 from fastclip.config.options import StartConfig, TrainConfig, from_dict
 from fastclip.config.parse import parse
 from fastclip.config.resolved import Difference, differences, resolve, resolve_again
+from fastclip.config.yaml_text import read_yaml
 from fastclip.errors import OptionError, PathError
 from fastclip.run.folder import CHECKPOINTS, CONFIG, MissingCheckpoint, check_schema, total_steps
 from fastclip.run.state_file import STATE, Metadata, SavedState, read_state
@@ -109,7 +110,7 @@ def _find_source(path: Path, out: Path) -> _Source:
 def _started_before(out: Path) -> _Source | None:
     """The start and the config of the run in this folder; None if there is none, or it did not use --from."""
     try:
-        content = yaml.safe_load((out / CONFIG).read_text(encoding="utf-8"))
+        content = read_yaml((out / CONFIG).read_text(encoding="utf-8"))
         start = from_dict(content).start
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
         return None
